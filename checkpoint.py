@@ -1,0 +1,90 @@
+"""Where models live: one file a model, saved whole or not at all, loaded without running code from it.
+
+A file is a dict of plain values and tensors: `config` (the model's shape), `weights`, and `facts` (step, parent,
+seed, versions, metrics). It is written to a temporary file beside its place and moved there, so a reader never meets
+half a model.
+"""
+
+import dataclasses
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model import GPT, ModelConfig
+from runtime import UserError
+
+FOLDER = Path("checkpoints")
+BASE = FOLDER / "base.pt"
+FINETUNED = FOLDER / "finetuned.pt"
+DPO = FOLDER / "dpo.pt"
+
+
+def save(path: Path, model: GPT, facts: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> None:
+    """Writes the model to `path`, replacing what is there whole or not at all; bfloat16 halves the file.
+
+    Raises: UserError where it cannot be written.
+    """
+    weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
+    del weights["head.weight"]  # tied to tokens.weight: one tensor, one copy
+    write(path, {"config": dataclasses.asdict(model.config), "weights": weights, "facts": dict(facts)})
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a dict of plain values and tensors to `path`, whole or not at all.
+
+    Raises: UserError where it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(dict(content), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise UserError(f"{path} cannot be written ({error}): free space or permissions, then run again") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path, maker: str) -> dict[str, Any]:
+    """The dict that `write` stored at `path`; `maker` is the command that makes such a file.
+
+    Raises: UserError where the file is missing or is not one of ours.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {maker} makes it") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder, not a checkpoint: {maker} makes one") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile):
+        raise UserError(f"{path} is cut short or not a checkpoint: {maker} makes one") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a checkpoint of this program: {maker} makes one")
+    return content
+
+
+def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, dict[str, Any]]:
+    """The model stored at `path`, float32 and in eval mode, and its facts.
+
+    Raises: UserError where the file is missing, cut short, not a checkpoint, or its weights do not fit its shape.
+    """
+    maker = {FINETUNED.name: "python finetune.py", DPO.name: "python dpo.py", BASE.name: "python train.py"}.get(
+        path.name, "python ppo.py" if "ppo" in str(path) else "python finetune.py"
+    )
+    content = read(path, maker)
+    try:
+        model = GPT(ModelConfig(**{**content["config"], "dropout": dropout}))
+        weights = {name: weight.float() for name, weight in content["weights"].items()}
+        model.load_state_dict({**weights, "head.weight": weights["tokens.weight"]})
+        facts = dict(content["facts"])
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+        raise UserError(f"{path} holds a model of another shape, or none: {maker} makes one") from None
+    return model.to(device).eval(), facts

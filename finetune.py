@@ -1,0 +1,217 @@
+"""Fine-tunes the base model to follow instructions: stories with three requested words, and word problems, mixed.
+
+    python finetune.py          one pass over stories and problems; an hour or more on two cores, see docs/results.md
+    python finetune.py 0.3      three tenths of a pass
+
+Reads `checkpoints/base.pt`, `data/stories-train.jsonl` (from `prepare.py`) and generated problems (`problems.py`).
+Writes `checkpoints/finetuned.pt` in bfloat16, the model of the last step, and `runs/finetune-TIME/`.
+
+The loss is on answers only: the prompt and what the calculator supplies are read, never learned; the end of text is
+learned, so that stopping is. A conversation that does not fit the context is dropped and counted, as a story cut in
+the middle would teach to stop nowhere.
+Source: Ouyang et al. 2022 (InstructGPT, arXiv 2203.02155), step 1; calculator calls: Cobbe et al. 2021 (arXiv
+2110.14168).
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy
+import torch
+import tyro
+from tqdm import tqdm
+
+import checkpoint
+import problems
+import runtime
+import stories
+import tokenizer
+from model import GPT, mean_loss, padded, token_log_probs
+from problems import Problem
+from runtime import Device, Log, Precision, UserError
+from stories import Story
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of a fine-tuning run."""
+
+    passes: Annotated[float, tyro.conf.Positional] = 1.0  # over stories and problems
+    problems: int = 10_000  # generated word problems among the conversations
+    batch: int = 16  # conversations a step
+    lr: float = 5e-4  # at its peak, a third of pre-training's
+    warmup: int = 50  # steps of rising learning rate
+    weight_decay: float = 0.1  # on matrices only
+    beta2: float = 0.95  # of Adam
+    max_norm: float = 1.0  # of the gradient, clipped there
+    dropout: float = 0.1  # the stories were read before
+    heldout: int = 200  # conversations kept for the held-out loss
+    evaluate_every: int = 100  # steps
+    sort_batches: int = 16  # batches sorted by length together, so that rows of a batch need little padding
+    seed: int = 1
+    device: Device = "auto"
+    precision: Precision = "auto"
+    base: Path = checkpoint.BASE
+    stories: Path = stories.TRAIN_STORIES
+
+    def __post_init__(self) -> None:
+        if not 0 < self.passes < 1000:
+            raise ValueError(f"PASSES {self.passes}: more than 0")
+        if self.problems < 0:
+            raise ValueError(f"--problems {self.problems}: 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt with its answer."""
+
+    ids: list[int]  # the prompt's tokens, the answer's, and the end of text
+    counts: list[bool]  # for each of `ids`, whether it is learned
+
+
+def story_conversation(story: Story, coder: Tokenizer) -> Conversation:
+    """The request for a story's words, answered by the story."""
+    prompt = coder.prompt(tokenizer.story_request(story.words))
+    answer = [*coder.encode(story.text), coder.end]
+    return Conversation(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+
+def problem_conversation(problem: Problem, coder: Tokenizer) -> Conversation:
+    """A word problem, answered step by step; what the calculator supplies does not count.
+
+    The pieces around a calculator's result are encoded apart, as they arise when the answer is written.
+    """
+    ids = coder.prompt(problem.question)
+    counts = [False] * len(ids)
+    for text, written in problems.segments(problem.answer):
+        piece = coder.encode(text)
+        ids += piece
+        counts += [written] * len(piece)
+    return Conversation([*ids, coder.end], [*counts, True])
+
+
+def read_story_lines(path: Path) -> list[Story]:
+    """Stories with their words, from the file that `prepare.py` writes.
+
+    Raises: UserError where the file is missing, empty, or has a line that is not such a story.
+    """
+    told = []
+    for number, line in enumerate(stories.read_text(path, "python prepare.py makes it").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            told.append(Story(row["story"], tuple(row["words"])))
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number} is no story with words: python prepare.py makes it anew") from None
+    return told
+
+
+def fitting(conversations: Sequence[Conversation], context: int) -> list[Conversation]:
+    """The conversations that fit the context whole.
+
+    Raises: UserError where none does.
+    """
+    kept = [conversation for conversation in conversations if len(conversation.ids) <= context]
+    if not kept:
+        raise UserError(
+            f"none of the {len(conversations)} conversations fits the context of {context} tokens: pass shorter stories"
+        )
+    return kept
+
+
+def batches(lengths: Sequence[int], batch: int, sort_batches: int, seed: int, number: int) -> list[numpy.ndarray]:
+    """Rows of each batch of pass `number`: random, but rows of a batch have similar lengths."""
+    rng = numpy.random.default_rng([seed, number])
+    order = rng.permutation(len(lengths))
+    chunks = [order[start : start + batch * sort_batches] for start in range(0, len(order), batch * sort_batches)]
+    by_length = [chunk[numpy.argsort(numpy.asarray(lengths)[chunk], kind="stable")] for chunk in chunks]
+    rows = [chunk[start : start + batch] for chunk in by_length for start in range(0, len(chunk), batch)]
+    return [rows[index] for index in rng.permutation(len(rows))]
+
+
+def answer_loss(model: GPT, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """() mean loss, nats, of the tokens that count. ids: (B, T). mask: (B, T-1) true at t where token t+1 counts."""
+    return -token_log_probs(model, ids, mask).sum() / mask.sum()
+
+
+def finetune(model: GPT, conversations: list[Conversation], config: Config, log: Log) -> float:
+    """Trains the model in place; returns its loss on held-out answers, nats a token."""
+    heldout, train = conversations[: config.heldout], conversations[config.heldout :]
+    matrices = [weight for weight in model.parameters() if weight.dim() == 2]
+    gains = [weight for weight in model.parameters() if weight.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
+        lr=config.lr,
+        betas=(0.9, config.beta2),
+        fused=True,
+    )
+    lengths = [len(conversation.ids) for conversation in train]
+    a_pass = -(-len(train) // config.batch)
+    steps = max(1, round(config.passes * a_pass))
+    losses: list[torch.Tensor] = []
+    loss_heldout, tokens, began = float("nan"), 0, time.monotonic()
+    bar = tqdm(range(steps), desc="finetune", unit="step", disable=None)
+    for step in bar:
+        if step % a_pass == 0:
+            order = batches(lengths, config.batch, config.sort_batches, config.seed, step // a_pass)
+        rows = [train[index] for index in order[step % a_pass]]
+        ids, mask = padded([row.ids for row in rows], [row.counts for row in rows], model.device)
+        lr = config.lr * min((step + 1) / config.warmup, (steps - step) / steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        model.train()
+        with runtime.autocast(model.device, config.precision):
+            loss = answer_loss(model, ids, mask)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
+        optimizer.step()
+        losses.append(loss.detach())
+        tokens += sum(len(row.ids) for row in rows)
+        if (step + 1) % config.evaluate_every and step + 1 < steps:
+            continue
+        model.eval()
+        speed = tokens / (time.monotonic() - began)
+        with runtime.autocast(model.device, config.precision):
+            loss_heldout = mean_loss(model, [row.ids for row in heldout], [row.counts for row in heldout], config.batch)
+        mean = torch.stack(losses).mean().item()
+        metrics = {"loss/train": mean, "loss/heldout": loss_heldout, "grad_norm": float(norm), "lr": lr}
+        log.scalars(step + 1, {**metrics, "speed/tokens_per_second": speed})
+        bar.write(f"step {step + 1}/{steps}  loss {mean:.3f}  held out {loss_heldout:.3f}  {speed:,.0f} tokens/s")
+        losses, tokens, began = [], 0, time.monotonic()
+    return loss_heldout
+
+
+def main() -> None:
+    config = runtime.parse(Config, __doc__)
+    runtime.seed_everything(config.seed)
+    device = runtime.device_for(config.device)
+    coder = tokenizer.load()
+    model, parent = checkpoint.load(config.base, device, config.dropout)
+    told = [story_conversation(story, coder) for story in read_story_lines(config.stories)]
+    solved = [
+        problem_conversation(p, coder) for p in problems.generated_problems(config.problems, config.seed, "train")
+    ]
+    conversations = fitting(told + solved, model.config.context)
+    dropped = len(told) + len(solved) - len(conversations)
+    print(f"{len(told):,} stories and {len(solved):,} problems, {dropped:,} dropped as longer than the context")
+    if len(conversations) <= config.heldout:
+        raise UserError(
+            f"{len(conversations)} conversations, {config.heldout} of them held out: pass more or lower --heldout"
+        )
+    order = numpy.random.default_rng(config.seed).permutation(len(conversations))
+    facts: dict[str, Any] = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.base)}
+    log = Log(runtime.run_folder("finetune"), config, facts)
+    loss = finetune(model, [conversations[index] for index in order], config, log)
+    log.close()
+    facts |= {"heldout_loss": loss, "passes": config.passes, "base": parent}
+    checkpoint.save(checkpoint.FINETUNED, model, facts, torch.bfloat16)
+    print(f"{checkpoint.FINETUNED}: {loss:.3f} nats a token on held-out answers")
+
+
+if __name__ == "__main__":
+    runtime.run(main)

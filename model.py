@@ -1,0 +1,183 @@
+"""The GPT that every script trains or runs, its key-value cache, and the log-probabilities of tokens.
+
+GPT-2's shape with pre-norm blocks, learned positions, GELU, tied embeddings and no biases (Radford et al. 2019). The
+default size has 14.6 million parameters. Differences from GPT-2: no bias anywhere, and the vocabulary is our own
+10,000 tokens.
+
+Padding always comes after a row's tokens and attention is causal, so no attention mask is needed: what a pad
+computes, no token reads.
+
+Sizes, everywhere in this repository: B rows, T tokens, C channels, H heads, D channels of a head, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a GPT."""
+
+    vocabulary: int = 10_000  # tokens, the three special ones among them
+    context: int = 256  # tokens a row may have
+    layers: int = 6
+    heads: int = 6
+    channels: int = 384  # 64 for each head
+    dropout: float = 0.0  # share of activations dropped while training; helps from the second pass over the data on
+
+    def __post_init__(self) -> None:
+        if self.channels % self.heads:
+            raise ValueError(f"{self.channels} channels do not divide into {self.heads} heads")
+
+
+class Cache:
+    """Keys and values of the tokens read so far, for rows that are all at the same position."""
+
+    def __init__(self, config: ModelConfig, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (config.layers, rows, config.heads, tokens, config.channels // config.heads)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (layers, B, H, T, D)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (layers, B, H, T, D)
+        self.length = 0  # tokens read so far
+
+    def extended(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, length + T, D) of a layer with those of T new tokens written behind them, in place."""
+        end = self.length + keys.shape[2]
+        self.keys[layer, :, :, self.length : end] = keys
+        self.values[layer, :, :, self.length : end] = values
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def kept(self, rows: Tensor) -> Self:
+        """This cache with only the given rows (N,), changed in place: a finished row costs no more attention."""
+        self.keys = self.keys[:, rows]
+        self.values = self.values[:, rows]
+        return self
+
+
+class Attention(nn.Module):
+    """Causal self-attention with all heads in two matrix products."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.channels, 3 * config.channels, bias=False)
+        self.out = nn.Linear(config.channels, config.channels, bias=False)
+
+    def forward(self, x: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        rows, tokens, channels = x.shape
+        qkv = self.qkv(x).view(rows, tokens, 3, self.heads, channels // self.heads)  # (B, T, 3, H, D)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        causal = tokens > 1  # a single token may see all that stands in the cache
+        if cache is not None:
+            assert cache.length == 0 or tokens == 1, "a filled cache takes one token at a time"
+            k, v = cache.extended(layer, k, v)
+            q = q.to(k.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=self.dropout if self.training else 0.0)
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(rows, tokens, channels)))  # (B, T, C)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer: attention, then a two-layer perceptron four times as wide."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(config.channels, bias=False)
+        self.attention = Attention(config)
+        self.norm_mlp = nn.LayerNorm(config.channels, bias=False)
+        self.up = nn.Linear(config.channels, 4 * config.channels, bias=False)
+        self.down = nn.Linear(4 * config.channels, config.channels, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, layer))
+        return cast(Tensor, x + self.dropout(self.down(F.gelu(self.up(self.norm_mlp(x))))))
+
+
+class GPT(nn.Module):
+    """A GPT of the given shape, with random weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.channels)
+        self.positions = nn.Embedding(config.context, config.channels)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.norm = nn.LayerNorm(config.channels, bias=False)
+        self.head = nn.Linear(config.channels, config.vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                # GPT-2's rule: matrices that write into the residual stream are scaled down by the number of writers.
+                writer = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.layers) if writer else 0.02)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.weight.device
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """ids: (B, T) -> (B, T, C) channels after the final norm. With a cache, `ids` are the tokens that follow it."""
+        start = cache.length if cache is not None else 0
+        end = start + ids.shape[1]
+        assert end <= self.config.context, f"{end} tokens do not fit the context of {self.config.context}"
+        x = self.dropout(self.tokens(ids) + self.positions.weight[start:end])  # (B, T, C)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cache, layer)
+        if cache is not None:
+            cache.length = end
+        return cast(Tensor, self.norm(x))
+
+    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """ids: (B, T) -> (B, T, V) logits of the token that follows each position."""
+        return cast(Tensor, self.head(self.hidden(ids, cache)))
+
+
+def token_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each token that counts, given those before it.
+
+    ids: (B, T) tokens. mask: (B, T-1) bool, true at t where token t+1 counts. Returns (B, T-1) nats, 0 where the mask
+    is false.
+    Logits are made for positions that count only: the head is a quarter of a forward pass, and prompts and padding
+    need none.
+    """
+    assert mask.shape == (ids.shape[0], ids.shape[1] - 1), (mask.shape, ids.shape)
+    assert mask.dtype == torch.bool
+    hidden = model.hidden(ids[:, :-1])[mask]  # (N, C)
+    logits = model.head(hidden) / temperature if temperature != 1.0 else model.head(hidden)  # (N, V)
+    log_probs = -F.cross_entropy(logits, ids[:, 1:][mask], reduction="none").float()  # (N,)
+    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_probs)
+
+
+def padded(
+    rows: Sequence[Sequence[int]], counts: Sequence[Sequence[bool]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """One batch of rows: ids (B, T), padded behind, and mask (B, T-1), true at t where token t+1 counts.
+
+    rows: ids of each row. counts: for each of those ids, whether it counts (a story's token does, a prompt's does not).
+    """
+    width = max(len(row) for row in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, (row, row_counts) in enumerate(zip(rows, counts, strict=True)):
+        assert len(row) == len(row_counts), (len(row), len(row_counts))
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = torch.tensor(row_counts)
+    return ids.to(device), mask[:, 1:].to(device)
+
+
+@torch.no_grad()
+def mean_loss(model: GPT, rows: Sequence[Sequence[int]], counts: Sequence[Sequence[bool]], batch: int) -> float:
+    """Loss in nats per token that counts, over all rows: each token weighs the same, whatever the batch size."""
+    total, tokens = 0.0, 0
+    for start in range(0, len(rows), batch):
+        ids, mask = padded(rows[start : start + batch], counts[start : start + batch], model.device)
+        total -= token_log_probs(model, ids, mask).sum().item()
+        tokens += int(mask.sum())
+    return total / tokens

@@ -1,0 +1,165 @@
+"""What every script needs to run: command line, device, precision, seeds, run folders and logging.
+
+A script's `Config` is its command line (tyro): a field is a flag, the comment on its line the help. What a user can
+cause is a `UserError`: one line, exit status 1; a wrong flag exits with 2; Ctrl-C with 130.
+"""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy
+import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "float32", "bfloat16"]
+ConfigT = TypeVar("ConfigT")
+
+
+class UserError(Exception):
+    """Something a user can mend; its text is one line that names the flag or file, the value, and what to run next."""
+
+
+def parse(config: type[ConfigT], description: str | None, args: list[str] | None = None) -> ConfigT:
+    """The config that the command line (or `args`) gives; a value that the config refuses exits with status 2."""
+    try:
+        return tyro.cli(config, description=description, args=args)
+    except ValueError as error:  # raised by the config's own __post_init__
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a script's main; a UserError is one line on the error stream and exit status 1, Ctrl-C exits with 130."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def device_for(name: Device) -> torch.device:
+    """The device named, or for auto the fastest this machine has.
+
+    Raises: UserError where the named device is not there.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    if not available[name]:
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise UserError(f"--device {name}: this machine has {there}; run with --device auto")
+    return torch.device(name)
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16 faster than float32; without it bfloat16 is several times slower."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return False
+
+
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """Context in which matrix products run in the precision asked for; weights stay float32."""
+    low = multiplies_bfloat16(device) if precision == "auto" else precision == "bfloat16"
+    # Without the cache of casts, weights that an optimizer step changed are never read from a stale copy.
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False) if low else contextlib.nullcontext()
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators, for initial weights and dropout; every other draw has a generator of its own."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def generator(seed: int, *stream: int) -> torch.Generator:
+    """A CPU generator for one purpose: one (seed, stream), one series of draws; another stream, an independent one."""
+    words = numpy.random.SeedSequence([seed, *stream]).generate_state(2, numpy.uint32)
+    return torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+
+
+def commit() -> str:
+    """The commit that runs, with `+` behind it where the working tree differs; `unknown` outside a checkout."""
+    try:
+        here = Path(__file__).parent
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def machine_facts(device: torch.device, precision: Precision, seed: int) -> dict[str, Any]:
+    """What a checkpoint or run should say of where it came from."""
+    low = multiplies_bfloat16(device) if precision == "auto" else precision == "bfloat16"
+    return {
+        "seed": seed,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device.type,
+        "precision": "bfloat16" if low else "float32",
+        "threads": torch.get_num_threads(),
+    }
+
+
+class Log:
+    """Metrics of one run: TensorBoard's curves, and the same numbers in `metrics.jsonl` beside them."""
+
+    def __init__(self, folder: Path, config: object, facts: Mapping[str, Any]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror}): free it, or run elsewhere") from None
+        self.folder = folder
+        self.board = SummaryWriter(str(folder))
+        settings = {**dataclasses.asdict(config), **facts}  # type: ignore[call-overload]
+        rows = "".join(f"| {name} | {markdown(str(value))} |\n" for name, value in settings.items())
+        self.board.add_text("config", f"| setting | value |\n| --- | --- |\n{rows}")
+
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs a number for each name at a step."""
+        for name, value in metrics.items():
+            self.board.add_scalar(name, value, step)
+        self.lines.write(json.dumps({"step": step, **metrics}) + "\n")
+        self.lines.flush()
+
+    def text(self, step: int, name: str, markdown_text: str) -> None:
+        """Logs Markdown at a step."""
+        self.board.add_text(name, markdown_text, step)
+        self.board.flush()
+
+    def close(self) -> None:
+        self.board.close()
+        self.lines.close()
+
+
+def markdown(text: str) -> str:
+    """Text of a model or user as one Markdown table cell that shows it and does not obey it."""
+    escaped = "".join(f"&#{ord(char)};" if char in "&<>|`*_[]#\\~" else char for char in text)
+    return escaped.replace("\n", "<br>")
+
+
+def run_folder(name: str) -> Path:
+    """A folder under `runs/` for a run that starts now."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

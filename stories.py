@@ -1,0 +1,162 @@
+"""Reading stories and instructions, drawing instructions from stories, and `words_used`, the reward.
+
+A stories file is TinyStories' own format: plain text with `<|endoftext|>` between stories. A TinyStories-Instruct
+file (fields `Words:`, `Features:`, `Summary:`, `Story:` in any order) is read the same way, and its own `Words:`
+become the instruction.
+An instructions file has a JSON line per instruction: `{"words": ["kite", "river", "brave"]}`.
+
+Instructions are drawn from any story in hindsight: three of the six words that mark it out most, so they name its
+subject, as the prompts of TinyStories do (Eldan and Li 2023, arXiv 2305.07759, section 2).
+"""
+
+import hashlib
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+TRAIN_INSTRUCTIONS = Path("data/instructions-train.jsonl")
+HELDOUT_INSTRUCTIONS = Path("data/instructions-heldout.jsonl")
+HELDOUT_STORIES = Path("data/stories-heldout.txt")
+TRAIN_STORIES = Path("data/stories-train.jsonl")
+
+WORD = re.compile(r"[a-z]+(?:'[a-z]+)?", re.IGNORECASE)
+FIELD = re.compile(r"^(Words|Features|Summary|Story|Random sentence):", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A story and the words that an instruction for it names; none where they are still to be drawn."""
+
+    text: str
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawConfig:
+    """Which words may stand in an instruction."""
+
+    words: int = 3  # words an instruction names
+    marking: int = 6  # the words of a story they are drawn from: its highest count x log inverse document frequency
+    least_stories: int = 20  # stories a word must be in: below, the model cannot have learned it
+    most_share: float = 0.1  # share of stories a word may be in: above, a story uses it unasked
+    heldout_one_in: int = 200  # stories of which one is held out whole
+
+
+def words_used(story: str, words: Iterable[str]) -> float:
+    """Share of the distinct `words`, 0 to 1, that `story` uses: a word of the story begins with it, in either case.
+
+    "help" is used by "helped" and by "HELP!", not by "whelp". What stands after an end of text is not part of the
+    story.
+    Raises: ValueError without words.
+    """
+    wanted = {word.lower() for word in words}
+    if not wanted:
+        raise ValueError("an instruction without words has no reward")
+    said = {word.lower() for word in WORD.findall(story.split(END_OF_TEXT, 1)[0])}
+    return sum(any(word.startswith(stem) for word in said) for stem in wanted) / len(wanted)
+
+
+def read_text(path: Path, maker: str) -> str:
+    """The text of a file; `maker` says what to run when it is missing.
+
+    Raises: UserError where it is missing, empty or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {maker}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it, then run again") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {maker}") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty: {maker}")
+    return text
+
+
+def read_stories(path: Path) -> list[Story]:
+    """The distinct stories of a file, in its order.
+
+    Raises: UserError where the file is missing, empty or not UTF-8.
+    """
+    pieces = read_text(path, "python prepare.py --stories PATH takes any file of stories").split(END_OF_TEXT)
+    stories = {story.text: story for piece in pieces if (story := parsed_story(piece)).text}
+    return list(stories.values())
+
+
+def parsed_story(piece: str) -> Story:
+    """A story from one piece of a file, plain or with TinyStories-Instruct's fields."""
+    if not re.search(r"^Story:", piece, re.MULTILINE):
+        return Story(piece.strip())
+    _, *parts = FIELD.split(piece)
+    fields = dict(zip(parts[::2], parts[1::2], strict=True))
+    words = dict.fromkeys(word.strip().lower() for word in fields.get("Words", "").split(",") if word.strip())
+    return Story(fields["Story"].strip(), tuple(words))
+
+
+def is_heldout(text: str, one_in: int) -> bool:
+    """Whether a story is held out: decided by its text alone, so a re-run or a bigger download keeps the split."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big") % one_in == 0
+
+
+def marking_words(stories: Sequence[str], config: DrawConfig) -> list[list[str]]:
+    """Of each story the words that mark it out most, best first: highest count x log inverse document frequency.
+
+    Left out are words in too few or too many stories, and names: words mostly written with a capital inside a sentence.
+    """
+    counts = [Counter(word.lower() for word in WORD.findall(story)) for story in stories]
+    document_frequency = Counter(word for count in counts for word in count)
+    inside = Counter(word for story in stories for word in re.findall(r"(?<=[a-z,] )[A-Za-z]+", story))
+    lower: Counter[str] = Counter()
+    capital: Counter[str] = Counter()
+    for word, times in inside.items():
+        cased = lower if word.islower() else capital
+        cased[word.lower()] += times
+    most = max(config.most_share * len(stories), config.least_stories)
+    weight = {
+        word: math.log(len(stories) / frequency)
+        for word, frequency in document_frequency.items()
+        if config.least_stories <= frequency <= most
+        and lower[word] > capital[word]
+        and len(word) > 2
+        and word.isalpha()
+    }
+    chosen = []
+    for count in counts:
+        scores = {word: number * weight[word] for word, number in count.items() if word in weight}
+        chosen.append(sorted(scores, key=lambda word: (-scores[word], word))[: config.marking])
+    return chosen
+
+
+def drawn_instructions(marking: Sequence[str], config: DrawConfig, rng: random.Random) -> list[tuple[str, ...]]:
+    """Instructions drawn without replacement from a story's marking words: two of six words, else one or none."""
+    shuffled = rng.sample(list(marking), len(marking))
+    groups = [tuple(shuffled[start : start + config.words]) for start in range(0, len(shuffled), config.words)]
+    return [group for group in groups if len(group) == config.words]
+
+
+def read_instructions(path: Path) -> list[tuple[str, ...]]:
+    """The word lists of an instructions file.
+
+    Raises: UserError where the file is missing, empty or has a line that is no instruction.
+    """
+    instructions = []
+    for number, line in enumerate(read_text(path, "python prepare.py makes it").splitlines(), start=1):
+        try:
+            words = json.loads(line)["words"]
+            if not words or not all(isinstance(word, str) and word for word in words):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f'{path}, line {number} is not {{"words": [...]}}: python prepare.py makes it anew'
+            ) from None
+        instructions.append(tuple(words))
+    return instructions

@@ -1,0 +1,166 @@
+"""The GPT against its definition: causality, cache, padding, and the log-probabilities of tokens."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import GPT, Cache, ModelConfig, mean_loss, padded, token_log_probs
+
+Make = Callable[..., GPT]
+CPU = torch.device("cpu")
+STORY = [5, 200, 17, 17, 90, 3, 258]
+LONGER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 11]
+
+
+def plain_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
+    """The definition: each token's entry of the log softmax at the position before it."""
+    logits = model(ids)
+    expected = torch.zeros(mask.shape)
+    for row in range(ids.shape[0]):
+        for position in range(ids.shape[1] - 1):
+            if mask[row, position]:
+                entries = torch.log_softmax(logits[row, position] / temperature, dim=0)
+                expected[row, position] = entries[ids[row, position + 1]]
+    return expected
+
+
+def random_batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(259, (4, 12), generator=generator)
+    mask = torch.rand(4, 11, generator=generator) < 0.6
+    return ids, mask
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_log_probs_are_those_of_the_plain_loop(tiny: Make, temperature: float) -> None:
+    model, (ids, mask) = tiny(scale=10), random_batch()
+    expected = plain_log_probs(model, ids, mask, temperature)
+    assert torch.allclose(token_log_probs(model, ids, mask, temperature), expected, atol=1e-5)
+    assert expected[mask].std() > 0.1  # else any token's log-probability would do
+
+
+def test_a_mask_shifted_by_one_gives_other_log_probs(tiny: Make) -> None:
+    model, (ids, mask) = tiny(scale=10), random_batch()
+    shifted = token_log_probs(model, ids, mask.roll(1, dims=1))
+    assert not torch.allclose(shifted, token_log_probs(model, ids, mask), atol=1e-2)
+    assert (token_log_probs(model, ids, mask) == 0).equal(~mask)
+
+
+def test_a_mask_of_the_wrong_length_is_refused(tiny: Make) -> None:
+    ids, _ = random_batch()
+    with pytest.raises(AssertionError):
+        token_log_probs(tiny(), ids, torch.ones(ids.shape, dtype=torch.bool))
+
+
+def test_gradient_reaches_only_what_counts(tiny: Make) -> None:
+    model = tiny()
+    ids, mask = padded([STORY], [[False] * 4 + [True] * 3], CPU)
+    token_log_probs(model, ids, mask).sum().backward()
+    gradient = model.positions.weight.grad
+    assert gradient is not None
+    read = gradient.abs().sum(1) > 0
+    assert read.tolist() == [True] * 6 + [False] * (64 - 6)  # the last token is predicted, not read from
+
+
+def test_padding_changes_nothing(tiny: Make) -> None:
+    model = tiny(scale=10)
+    alone = token_log_probs(model, *padded([STORY], [[True] * len(STORY)], CPU))
+    ids, mask = padded([STORY, LONGER], [[True] * len(STORY), [True] * len(LONGER)], CPU)
+    beside = token_log_probs(model, ids, mask)
+    assert torch.allclose(alone[0], beside[0, : len(STORY) - 1], atol=1e-6)
+    assert beside[0, len(STORY) - 1 :].eq(0).all()
+    ids[0, len(STORY) :] = 123
+    assert token_log_probs(model, ids, mask).equal(beside)
+
+
+def test_padded_rows_by_hand() -> None:
+    ids, mask = padded([[1, 2, 3], [4, 5]], [[False, True, True], [False, True]], CPU)
+    assert ids.tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert mask.tolist() == [[True, True], [True, False]]
+
+
+def test_a_later_token_changes_no_earlier_logit(tiny: Make) -> None:
+    model = tiny(scale=10)
+    ids = torch.tensor([LONGER])
+    changed = ids.clone()
+    changed[0, 6] = 77
+    before, after = model(ids)[0], model(changed)[0]
+    assert before[:6].equal(after[:6])
+    assert not torch.allclose(before[6:], after[6:], atol=1e-2)
+
+
+def test_an_earlier_token_and_its_place_change_later_logits(tiny: Make) -> None:
+    model = tiny(scale=10)
+    last = model(torch.tensor([[1, 2, 3, 4]]))[0, -1]
+    assert not torch.allclose(last, model(torch.tensor([[9, 2, 3, 4]]))[0, -1], atol=1e-3)
+    assert not torch.allclose(last, model(torch.tensor([[2, 1, 3, 4]]))[0, -1], atol=1e-3)
+
+
+def test_the_cache_gives_the_logits_of_a_whole_pass(tiny: Make) -> None:
+    model, ids = tiny(scale=10), torch.tensor([LONGER, LONGER[::-1]])
+    cache = Cache(model.config, 2, len(LONGER), CPU, torch.float32)
+    pieces = [model(ids[:, :4], cache), *(model(ids[:, at : at + 1], cache) for at in range(4, len(LONGER)))]
+    assert torch.allclose(torch.cat(pieces, dim=1), model(ids), atol=1e-4)
+
+
+def test_kept_rows_of_a_cache_go_on_as_before(tiny: Make) -> None:
+    model, ids = tiny(scale=10), torch.tensor([LONGER, LONGER[::-1], STORY + STORY[:4]])
+    cache = Cache(model.config, 3, 11, CPU, torch.float32)
+    model(ids[:, :10], cache)
+    left = model(ids[[0, 2], 10:], cache.kept(torch.tensor([0, 2])))
+    assert torch.allclose(left[:, 0], model(ids)[[0, 2], -1], atol=1e-4)
+
+
+def test_a_filled_cache_refuses_several_tokens(tiny: Make) -> None:
+    model = tiny()
+    cache = Cache(model.config, 1, 8, CPU, torch.float32)
+    model(torch.tensor([[1, 2]]), cache)
+    with pytest.raises(AssertionError, match="one token at a time"):
+        model(torch.tensor([[3, 4]]), cache)
+
+
+def test_more_tokens_than_the_context_are_refused(tiny: Make) -> None:
+    with pytest.raises(AssertionError, match="context"):
+        tiny()(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_the_default_size_has_14_6_million_parameters() -> None:
+    channels, layers = 384, 6
+    layer = 2 * channels + 3 * channels**2 + channels**2 + 2 * 4 * channels**2
+    count = sum(weight.numel() for weight in GPT(ModelConfig()).parameters())
+    assert count == 10_000 * channels + 256 * channels + layers * layer + channels
+    assert round(count / 1e6, 1) == 14.6
+
+
+def test_untrained_logits_are_nearly_uniform(tiny: Make) -> None:
+    loss = mean_loss(tiny(), [LONGER], [[True] * len(LONGER)], 1)
+    assert loss == pytest.approx(torch.log(torch.tensor(259.0)).item(), abs=0.1)
+
+
+def test_mean_loss_is_independent_of_the_batch_size(tiny: Make) -> None:
+    model = tiny(scale=10)
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randint(259, (2 + 5 * number,), generator=generator).tolist() for number in range(10)]
+    counts = [[False] + [True] * (len(row) - 1) for row in rows]
+    losses = [mean_loss(model, rows, counts, batch) for batch in (1, 3, 10)]
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
+    with torch.no_grad():
+        each = [-plain_log_probs(model, *padded([row], [count], CPU)) for row, count in zip(rows, counts, strict=True)]
+    by_token = sum(loss.sum().item() for loss in each) / sum(len(row) - 1 for row in rows)
+    by_story = sum(loss.mean().item() for loss in each) / len(rows)
+    assert losses[0] == pytest.approx(by_token, abs=1e-5)
+    assert abs(by_token - by_story) > 1e-3  # the two differ here, so the test tells them apart
+
+
+def test_dropout_acts_in_training_only(tiny: Make) -> None:
+    model, ids = tiny(dropout=0.5), torch.tensor([LONGER])
+    assert model(ids).equal(model(ids))
+    model.train()
+    assert not model(ids).equal(model(ids))
+
+
+def test_heads_must_divide_the_channels() -> None:
+    with pytest.raises(ValueError, match="16 channels do not divide into 3 heads"):
+        ModelConfig(channels=16, heads=3)
