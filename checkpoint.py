@@ -5,9 +5,11 @@ seed, versions, metrics). It is written to a temporary file beside its place and
 half a model.
 """
 
+import contextlib
 import dataclasses
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,12 @@ FOLDER = Path("checkpoints")
 BASE = FOLDER / "base.pt"
 FINETUNED = FOLDER / "finetuned.pt"
 DPO = FOLDER / "dpo.pt"
+
+# What torch raises over a file that is cut short, damaged, or of another program.
+DAMAGE = (
+    *(OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError),
+    *(struct.error, pickle.UnpicklingError, zipfile.BadZipFile),
+)
 
 
 def save(path: Path, model: GPT, facts: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> None:
@@ -50,7 +58,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         raise UserError(f"{path} cannot be written ({error}): free space or permissions, then run again") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, maker: str) -> dict[str, Any]:
@@ -64,7 +73,7 @@ def read(path: Path, maker: str) -> dict[str, Any]:
         raise UserError(f"{path} is missing: {maker} makes it") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder, not a checkpoint: {maker} makes one") from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile):
+    except DAMAGE:
         raise UserError(f"{path} is cut short or not a checkpoint: {maker} makes one") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a checkpoint of this program: {maker} makes one")

@@ -64,6 +64,13 @@ class Config:
             raise ValueError(f"PASSES {self.passes}: more than 0")
         if self.problems < 0:
             raise ValueError(f"--problems {self.problems}: 0 or more")
+        for name in ("batch", "warmup", "heldout", "evaluate_every", "sort_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"--lr {self.lr}: more than 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout {self.dropout}: 0 or more, below 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,11 @@ def read_story_lines(path: Path) -> list[Story]:
     Raises: UserError where the file is missing, empty, or has a line that is not such a story.
     """
     told = []
-    for number, line in enumerate(stories.read_text(path, "python prepare.py makes it").splitlines(), start=1):
+    for number, line in enumerate(stories.lines_of(stories.read_text(path, "python prepare.py makes it")), start=1):
         try:
             row = json.loads(line)
-            told.append(Story(row["story"], tuple(row["words"])))
-        except (ValueError, KeyError, TypeError):
+            told.append(Story(row["story"].strip(), stories.checked_words(row["words"])))
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path}, line {number} is no story with words: python prepare.py makes it anew") from None
     return told
 

@@ -32,6 +32,11 @@ class ModelConfig:
     dropout: float = 0.0  # share of activations dropped while training; helps from the second pass over the data on
 
     def __post_init__(self) -> None:
+        for name in ("vocabulary", "context", "layers", "heads", "channels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout {self.dropout}: 0 or more, below 1")
         if self.channels % self.heads:
             raise ValueError(f"{self.channels} channels do not divide into {self.heads} heads")
 

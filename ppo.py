@@ -317,7 +317,7 @@ def update(learner: Learner, batch: Rollout, config: Config, generator: torch.Ge
             learner.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.nn.utils.clip_grad_norm_(weights, config.max_norm)
-            if not torch.isfinite(norm):
+            if not (loss.isfinite() and norm.isfinite()):  # a clamped NaN has a finite gradient: both are asked
                 skipped += 1
                 continue
             learner.optimizer.step()

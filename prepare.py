@@ -11,6 +11,7 @@ these stories and generated problems.
 """
 
 import dataclasses
+import http.client
 import itertools
 import json
 import random
@@ -50,6 +51,10 @@ class Config:
     def __post_init__(self) -> None:
         if self.megabytes < 1:
             raise ValueError(f"--megabytes {self.megabytes}: at least 1")
+        if self.problems < 0:
+            raise ValueError(f"--problems {self.problems}: 0 or more")
+        if self.timeout_s < 1:
+            raise ValueError(f"--timeout-s {self.timeout_s}: at least 1")
         if not 300 <= self.vocabulary <= 65_536:
             raise ValueError(
                 f"--vocabulary {self.vocabulary}: between 300 and 65536, as token files hold 16 bits a token"
@@ -70,9 +75,9 @@ def download(url: str, path: Path, size: int, timeout_s: int) -> None:
     have = path.stat().st_size if path.exists() else 0
     if have >= size:
         return
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-{size - 1}"})
     again = "run python prepare.py again to go on, or pass a local file with --stories PATH"
     try:
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-{size - 1}"})
         with urllib.request.urlopen(request, timeout=timeout_s) as answer, path.open("ab") as file:
             whole = answer.headers.get("Content-Range", "")
             if answer.status != 206 or not whole.startswith(f"bytes {have}-"):
@@ -82,7 +87,9 @@ def download(url: str, path: Path, size: int, timeout_s: int) -> None:
                 while block := answer.read(1 << 16):
                     file.write(block)
                     bar.update(len(block))
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.headers.get("Content-Range") == f"bytes */{have}":
+            return  # the whole file is here, and is smaller than asked for
         raise UserError(f"{url} cannot be read ({error}): {again}") from None
     if path.stat().st_size != last:
         raise UserError(f"{url} broke off after {path.stat().st_size} of {last} bytes: {again}")

@@ -33,8 +33,12 @@ class UserError(Exception):
 def parse(config: type[ConfigT], description: str | None, args: list[str] | None = None) -> ConfigT:
     """The config that the command line (or `args`) gives; a value that the config refuses exits with status 2."""
     try:
-        return tyro.cli(config, description=description, args=args)
-    except ValueError as error:  # raised by the config's own __post_init__
+        parsed = tyro.cli(config, description=description, args=args)  # tyro reports what __post_init__ refuses
+        seed = getattr(parsed, "seed", 0)
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"--seed {seed}: between 0 and {2**32 - 1}, as numpy takes no other")
+        return parsed
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -113,7 +117,7 @@ def machine_facts(device: torch.device, precision: Precision, seed: int) -> dict
     return {
         "seed": seed,
         "commit": commit(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # its own class is none that a checkpoint may hold
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device.type,

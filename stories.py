@@ -49,6 +49,18 @@ class DrawConfig:
     most_share: float = 0.1  # share of stories a word may be in: above, a story uses it unasked
     heldout_one_in: int = 200  # stories of which one is held out whole
 
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("words", self.words, 1),
+            ("marking", self.marking, self.words),
+            ("least-stories", self.least_stories, 1),
+            ("heldout-one-in", self.heldout_one_in, 1),
+        ):
+            if value < least:
+                raise ValueError(f"--draw.{flag} {value}: at least {least}")
+        if not 0 < self.most_share <= 1:
+            raise ValueError(f"--draw.most-share {self.most_share}: more than 0, at most 1")
+
 
 def words_used(story: str, words: Iterable[str]) -> float:
     """Share of the distinct `words`, 0 to 1, that `story` uses: a word of the story begins with it, in either case.
@@ -82,13 +94,21 @@ def read_text(path: Path, maker: str) -> str:
     return text
 
 
+def lines_of(text: str) -> list[str]:
+    """Lines of a file of JSON lines; only a newline ends one, not the other separators that may stand inside a JSON text."""
+    return text.removesuffix("\n").split("\n")
+
+
 def read_stories(path: Path) -> list[Story]:
     """The distinct stories of a file, in its order.
 
-    Raises: UserError where the file is missing, empty or not UTF-8.
+    Raises: UserError where the file is missing, empty, not UTF-8, or has no story.
     """
-    pieces = read_text(path, "python prepare.py --stories PATH takes any file of stories").split(END_OF_TEXT)
+    advice = "python prepare.py --stories PATH takes any file of stories"
+    pieces = read_text(path, advice).split(END_OF_TEXT)
     stories = {story.text: story for piece in pieces if (story := parsed_story(piece)).text}
+    if not stories:
+        raise UserError(f"{path} has no stories: {advice}")
     return list(stories.values())
 
 
@@ -143,20 +163,27 @@ def drawn_instructions(marking: Sequence[str], config: DrawConfig, rng: random.R
     return [group for group in groups if len(group) == config.words]
 
 
+def checked_words(words: object) -> tuple[str, ...]:
+    """The words of an instruction that stood in a file.
+
+    Raises: ValueError where they are not a list of words.
+    """
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"{words!r} is not a list of words")
+    return tuple(words)
+
+
 def read_instructions(path: Path) -> list[tuple[str, ...]]:
     """The word lists of an instructions file.
 
     Raises: UserError where the file is missing, empty or has a line that is no instruction.
     """
     instructions = []
-    for number, line in enumerate(read_text(path, "python prepare.py makes it").splitlines(), start=1):
+    for number, line in enumerate(lines_of(read_text(path, "python prepare.py makes it")), start=1):
         try:
-            words = json.loads(line)["words"]
-            if not words or not all(isinstance(word, str) and word for word in words):
-                raise ValueError
+            instructions.append(checked_words(json.loads(line)["words"]))
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f'{path}, line {number} is not {{"words": [...]}}: python prepare.py makes it anew'
             ) from None
-        instructions.append(tuple(words))
     return instructions

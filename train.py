@@ -60,6 +60,13 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 < self.passes < 1000:
             raise ValueError(f"PASSES {self.passes}: more than 0")
+        for flag, value, least in (("batch", self.batch, 1), ("warmup", self.warmup, 0), ("evaluate-every", self.evaluate_every, 1)):
+            if value < least:
+                raise ValueError(f"--{flag} {value}: at least {least}")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"--lr {self.lr}: more than 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout {self.dropout}: 0 or more, below 1")
 
 
 def read_tokens(path: Path, config: Config) -> Ids:
@@ -74,6 +81,8 @@ def read_tokens(path: Path, config: Config) -> Ids:
         raise UserError(f"{path} is missing: python prepare.py makes it") from None
     except (ValueError, OSError, EOFError):
         raise UserError(f"{path} is not a token file: python prepare.py makes it anew") from None
+    if not isinstance(tokens, numpy.ndarray) or tokens.dtype.kind not in "iu":
+        raise UserError(f"{path} is not a token file: python prepare.py makes it anew")
     if tokens.ndim != 1 or len(tokens) <= config.model.context + 1:
         raise UserError(
             f"{path} has too few tokens for one window of {config.model.context}: pass prepare.py more stories"
@@ -142,10 +151,17 @@ def optimizer_for(model: GPT, config: Config) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, config.beta2), fused=True)
 
 
-def train(model: GPT, config: Config, log: Log, facts: dict[str, Any], state: dict[str, Any] | None) -> float:
+def train(
+    model: GPT,
+    tokens: Ids,
+    heldout_tokens: Ids,
+    config: Config,
+    log: Log,
+    facts: dict[str, Any],
+    state: dict[str, Any] | None,
+) -> float:
     """Trains the model in place, keeps its best weights at `checkpoint.BASE`; returns their held-out loss, nats."""
-    tokens = read_tokens(config.train, config)
-    rows = [row.tolist() for row in windows(read_tokens(config.heldout, config), config.model.context, config.seed, 0)]
+    rows = [row.tolist() for row in windows(heldout_tokens, config.model.context, config.seed, 0)]
     counts = [[True] * len(row) for row in rows]
     optimizer = optimizer_for(model, config)
     step, best, spent = 0, float("inf"), 0.0
@@ -218,13 +234,14 @@ def main() -> None:
     config = runtime.parse(Config, __doc__)
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
+    tokens, heldout_tokens = read_tokens(config.train, config), read_tokens(config.heldout, config)
     state = checkpoint.read(STATE, "python train.py") if config.resume else None
-    if state is not None and state["config"] != str(config.model):
+    if state is not None and state.get("config") != str(config.model):
         raise UserError(f"{STATE} is of a model of another shape: start anew without --resume")
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": None}
     model = GPT(dataclasses.replace(config.model, dropout=config.dropout)).to(device)
     log = Log(runtime.run_folder("train"), config, facts)
-    best = train(model, config, log, facts, state)
+    best = train(model, tokens, heldout_tokens, config, log, facts, state)
     log.close()
     print(f"{checkpoint.BASE}: {best:.3f} nats a token on held-out stories")
 

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_marking_words_by_hand() -> None:
 
 def test_marking_keeps_the_best() -> None:
     told = ["Once a bear saw the fish. The bear saw a bear.", "Once a bear ate the fish.", "Once a girl ate the soup."]
-    assert stories.marking_words(told, DrawConfig(least_stories=1, most_share=1.0, marking=2))[0] == ["saw", "bear"]
+    assert stories.marking_words(told, replace(EVERY_WORD, words=1, marking=2))[0] == ["saw", "bear"]
 
 
 def test_names_contractions_and_short_words_are_left_out() -> None:
@@ -168,8 +169,10 @@ def test_instructions_are_read_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "kite", "{", "[]", "3", "null", "{}", '{"words": []}', '{"words": "kite"}', '{"words": [1]}', '{"words": [""]}']
-    + ['{"words": null}', '{"words": {"kite": 1}}', '{"words": ["kite", null]}'],
+    [
+        *("", "kite", "{", "[]", "3", "null", "{}", '{"words": null}', '{"words": "kite"}', '{"words": {"kite": 1}}'),
+        *('{"words": []}', '{"words": [1]}', '{"words": [""]}', '{"words": ["kite", null]}'),
+    ],
 )
 def test_a_spoiled_instruction_names_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "instructions.jsonl"
@@ -190,7 +193,8 @@ def test_spoiled_instruction_files(tmp_path: Path, content: bytes | None) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"words": 0}, {"marking": 2}, {"least_stories": 0}, {"most_share": 0.0}, {"most_share": 2.0}, {"heldout_one_in": 0}]
+    "wrong",
+    [{"words": 0}, {"marking": 2}, {"least_stories": 0}, {"most_share": 0.0}, {"most_share": 2}, {"heldout_one_in": 0}],
 )
 def test_draws_that_cannot_be(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="--draw"):
