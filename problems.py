@@ -3,12 +3,14 @@
     python problems.py              prints five generated problems with their answers
     python problems.py 20 --seed 3
 
-A problem is in GSM8K's own format (Cobbe et al. 2021, arXiv 2110.14168): a question, and an answer that is worked out step by step
-with calculator calls, `<<48/2=24>>`, and ends in the line `#### 24`. When a model writes an answer, the program computes what stands
-between `=` and `>>`; it parses + - * / and parentheses itself and bounds the work before doing it, so no text can run code or stall.
+A problem is in GSM8K's own format (Cobbe et al. 2021, arXiv 2110.14168): a question, and an answer worked out step by
+step with calculator calls, `<<48/2=24>>`, whose last line is `#### 24`. When a model writes an answer, the program
+computes what stands between `=` and `>>`. It parses + - * / and parentheses itself and bounds the work before doing it:
+no text can run code or stall.
 
-A generated problem tells how a quantity comes about (an opening), changes (moves), and what is asked of it (an ending). Each of the
-three has many kinds, and each kind several phrasings, so what must be learned is which operation a sentence means.
+A generated problem tells how a quantity comes about (an opening), how it changes (moves), and what is asked of it (an
+ending). Each of the three has many kinds and each kind several phrasings: what must be learned is which operation a
+sentence means.
 """
 
 import hashlib
@@ -94,7 +96,8 @@ class Draft:
         """Adds a step and its line, in which `@` stands for the calculation; names its result."""
         a, b = self.values[left], self.values[right]
         if operation == "/":
-            assert b and a % b == 0, (a, b)
+            assert b, (a, b)
+            assert a % b == 0, (a, b)
         result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operation]
         name = f"s{len(self.steps)}"
         self.steps.append(Step(name, operation, left, right))
@@ -169,6 +172,7 @@ def told(rng: random.Random, phrasings: Sequence[str], cast: Cast, **numbers: in
 
 def opening(draft: Draft, kind: str, rng: random.Random, cast: Cast, mix: MixConfig) -> str:
     """Tells how many things there are at first; names that quantity. All kinds but `has` take a step."""
+    phrasings: tuple[str, ...]
     small = rng.randint(2, mix.factor)
     amount = rng.randint(2, mix.start)
     draft.kinds.append(kind)
@@ -223,7 +227,8 @@ def opening(draft: Draft, kind: str, rng: random.Random, cast: Cast, mix: MixCon
 
 
 def move(draft: Draft, kind: str, now: str, rng: random.Random, cast: Cast, mix: MixConfig) -> str | None:
-    """Tells how the quantity `now` changes, in one step; names the new one, or None where the numbers do not allow it."""
+    """Tells how the quantity `now` changes, in one step; names the new one, or None where the numbers forbid it."""
+    phrasings: tuple[str, ...]
     have = draft.values[now]
     draft.kinds.append(kind)
     if kind == "gain":
@@ -264,7 +269,8 @@ def move(draft: Draft, kind: str, now: str, rng: random.Random, cast: Cast, mix:
 
 
 def ending(draft: Draft, kind: str, now: str, rng: random.Random, cast: Cast, mix: MixConfig) -> str | None:
-    """Asks about the quantity `now`; names what is asked, or None where the numbers do not allow it. All but `now` take a step."""
+    """Asks about `now`, in a step but for the kind `now`; names the answer, None where the numbers forbid it."""
+    phrasings: tuple[str, ...]
     have = draft.values[now]
     draft.kinds.append(kind)
     if kind == "now":
@@ -336,6 +342,7 @@ def ending(draft: Draft, kind: str, now: str, rng: random.Random, cast: Cast, mi
 
 def inverse(draft: Draft, steps: int, rng: random.Random, cast: Cast, mix: MixConfig) -> str:
     """Tells the changes and what is left, and asks for the start: each step undoes a change, the last one first."""
+    phrasings: tuple[str, ...]
     have = rng.randint(2, mix.start)
     draft.sentences.append(told(rng, ("{N} has some {T}.", "At first {N} has a number of {T}."), cast))
     undo: list[tuple[str, int]] = []
@@ -424,7 +431,7 @@ def generated_problems(number: int, seed: int, split: Split, mix: MixConfig | No
 def read_problems(path: Path) -> list[Problem]:
     """The problems of a file in GSM8K's format, one JSON object a line.
 
-    Raises: ValueError, one line naming file and line, where it is missing, empty, not UTF-8, or a line is not a problem.
+    Raises: ValueError, a line that names the place, where it is missing, empty, not UTF-8, or has a broken line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

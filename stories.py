@@ -95,7 +95,7 @@ def read_text(path: Path, maker: str) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines of a file of JSON lines; only a newline ends one, not the other separators that may stand inside a JSON text."""
+    """Lines of a file of JSON lines; only a newline ends one, not the separators that may stand inside a JSON text."""
     return text.removesuffix("\n").split("\n")
 
 

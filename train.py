@@ -60,7 +60,8 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 < self.passes < 1000:
             raise ValueError(f"PASSES {self.passes}: more than 0")
-        for flag, value, least in (("batch", self.batch, 1), ("warmup", self.warmup, 0), ("evaluate-every", self.evaluate_every, 1)):
+        limits = (("batch", self.batch, 1), ("warmup", self.warmup, 0), ("evaluate-every", self.evaluate_every, 1))
+        for flag, value, least in limits:
             if value < least:
                 raise ValueError(f"--{flag} {value}: at least {least}")
         if not 0 < self.lr < float("inf"):

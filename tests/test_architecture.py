@@ -99,16 +99,21 @@ def configs(tree: ast.Module) -> Iterator[ast.ClassDef]:
     return (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Config"))
 
 
+def is_config(annotation: ast.expr | None) -> bool:
+    return annotation is not None and "Config" in ast.unparse(annotation)
+
+
 def read_fields(tree: ast.Module) -> set[str]:
     """Names read from a config, its own checks aside."""
     checks = {id(node) for f in functions(tree) if f.name == "__post_init__" for node in ast.walk(f)}
+    typed = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg) and is_config(node.annotation)}
     return {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Load)
         and id(node) not in checks
-        and ast.unparse(node.value).endswith(("config", "config.draw", "config.model"))
+        and ast.unparse(node.value) in {*typed, "config", "self.config", "model.config", "config.draw", "config.model"}
     }
 
 

@@ -21,12 +21,16 @@ Command = Callable[..., int]
 ANIMALS = ("bear", "bird", "fish", "frog", "goat", "deer")
 THINGS = ("kite", "boat", "drum", "cake", "lamp", "rope", "coat")
 PLACES = ("lake", "hill", "cave", "farm", "park")
+COLOURS = ("grey", "pink", "blue", "gold")
+FOODS = ("soup", "corn", "rice")
+MOODS = ("proud", "shy", "merry", "calm", "brave", "angry", "sorry", "silly")
 DRAW = ("--draw.least-stories", 5, "--draw.most-share", 0.5, "--draw.heldout-one-in", 10)
 
 
 def made_up(number: int) -> list[str]:
     return [
-        f"Once, Tom saw a {ANIMALS[n % 6]} with a {THINGS[n % 7]} near the {PLACES[n % 5]}. It had number {n}."
+        f"Once, Tom saw a {ANIMALS[n % 6]} with a {THINGS[n % 7]} near the {PLACES[n % 5]}. It had number {n}.\n"
+        f"It was so {MOODS[n % 8]} and had a {COLOURS[n % 4]} bowl of {FOODS[n % 3]}."
         for n in range(number)
     ]
 
@@ -54,7 +58,7 @@ def test_everything_is_made_from_a_local_file(workspace: Path, command: Command,
         assert coder.decode(ids.tolist()) == "".join(f"<|endoftext|>{text}" for text in told)
         assert (ids == coder.end).sum() == len(told)
     rows = lines(stories.TRAIN_STORIES)
-    assert {str(row["story"]) for row in rows} == set(kept)
+    assert [row["story"] for row in rows] == kept  # one instruction each
     for row in rows:
         words = row["words"]
         assert isinstance(words, list)
@@ -64,7 +68,9 @@ def test_everything_is_made_from_a_local_file(workspace: Path, command: Command,
     train = stories.read_instructions(stories.TRAIN_INSTRUCTIONS)
     assert set(train) == {tuple(row["words"]) for row in rows}  # type: ignore[arg-type]
     assert len(set(train)) == len(train)
-    for words in stories.read_instructions(stories.HELDOUT_INSTRUCTIONS):
+    heldout = stories.read_instructions(stories.HELDOUT_INSTRUCTIONS)
+    assert len(held) < len(heldout) <= 2 * len(held)  # two each, but for the same three words twice
+    for words in heldout:
         assert any(stories.words_used(text, words) == 1 for text in held)
 
 

@@ -163,6 +163,22 @@ def test_stop_and_resume_is_as_straight_through(
 
 
 @pytest.mark.usefixtures("data")
+def test_the_best_weights_are_kept(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = numpy.random.default_rng(1).integers(20, size=400).astype(numpy.uint16)
+    numpy.save("data/tokens-heldout.npy", noise)  # the better the ring is known, the worse this is predicted
+    flags = (4, *TOY, *CPU, "--warmup", 1, "--evaluate-every", 6, "--lr", 1e-2)
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        assert command("train", *flags) == 130
+    assert command("train", "--resume", *flags) == 0
+    metrics = logged()
+    best = min(metrics, key=lambda line: line["loss/heldout"])
+    assert best["step"] < metrics[2]["step"] < metrics[-1]["step"]
+    facts = checkpoint.read(checkpoint.BASE, "")["facts"]
+    assert (facts["step"], facts["heldout_loss"]) == (best["step"], best["loss/heldout"])
+
+
+@pytest.mark.usefixtures("data")
 def test_a_finished_run_resumes_to_nothing(command: Command) -> None:
     assert command("train", 1, *TOY, *CPU) == 0
     before = checkpoint.BASE.read_bytes()
