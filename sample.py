@@ -94,10 +94,8 @@ def sampled_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_k: i
         least = logits.topk(top_k).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < least, -torch.inf)
     cumulative = logits.softmax(-1).cumsum(-1)  # (B, V)
-    # Scaled by the last entry, as a float32 sum of thousands of terms is not exactly 1.
-    drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # Rounding can leave the draw on the last entry; the last token with any probability is the right one then.
-    return torch.minimum(drawn, (cumulative < cumulative[:, -1:]).sum(-1))
+    # Scaled by the last entry, as a float32 sum of thousands of terms is not exactly 1: the draw stays below it.
+    return torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
 @torch.no_grad()

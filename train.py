@@ -48,7 +48,6 @@ class Config:
     weight_decay: float = 0.1  # on matrices only, as in GPT-3
     beta2: float = 0.95  # of Adam; 0.999 remembers longer than these runs last
     max_norm: float = 1.0  # of the gradient, clipped there
-    dropout: float = 0.0  # nothing is seen often enough to be learned by heart
     evaluate_every: int = 200  # steps
     seed: int = 1
     device: Device = "auto"
@@ -66,8 +65,6 @@ class Config:
                 raise ValueError(f"--{flag} {value}: at least {least}")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"--lr {self.lr}: more than 0")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout {self.dropout}: 0 or more, below 1")
 
 
 def read_tokens(path: Path, config: Config) -> Ids:
@@ -240,7 +237,7 @@ def main() -> None:
     if state is not None and state.get("config") != str(config.model):
         raise UserError(f"{STATE} is of a model of another shape: start anew without --resume")
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": None}
-    model = GPT(dataclasses.replace(config.model, dropout=config.dropout)).to(device)
+    model = GPT(config.model).to(device)
     log = Log(runtime.run_folder("train"), config, facts)
     best = train(model, tokens, heldout_tokens, config, log, facts, state)
     log.close()

@@ -135,7 +135,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
 def test_stop_and_resume_is_as_straight_through(
     command: Command, monkeypatch: pytest.MonkeyPatch, evaluations: int
 ) -> None:
-    flags = (2.2, *TOY, *CPU, "--dropout", 0.2, "--warmup", 3, "--evaluate-every", 5, "--lr", 1e-2)
+    flags = (2.2, *TOY, *CPU, "--model.dropout", 0.2, "--warmup", 3, "--evaluate-every", 5, "--lr", 1e-2)
     assert command("train", *flags) == 0
     straight, base = torch.load(train.STATE), torch.load(checkpoint.BASE)
     numbers = logged()
@@ -259,7 +259,7 @@ def test_too_few_tokens_for_a_batch() -> None:
         ("--evaluate-every", 0),
         ("--lr", "nan"),
         ("--lr", -1),
-        ("--dropout", 1),
+        ("--model.dropout", 1),
         ("--seed", -1),
         ("--model.heads", 5),
         ("--model.heads", 0),
