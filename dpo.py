@@ -1,0 +1,190 @@
+"""DPO: of each pair of stories, makes the preferred one likelier than the other, measured from where the model started.
+
+    python dpo.py           one pass over the pairs
+    python dpo.py 2         two passes
+
+Reads `checkpoints/finetuned.pt` and `data/pairs.jsonl` (from `preferences.py`). Writes `checkpoints/dpo.pt` and
+`runs/dpo-TIME/`.
+
+Rafailov et al. 2023 (arXiv 2305.18290), but the pairs are written by the model itself and preferred by code. The
+reference's log-probabilities are computed once, before the first step, by the policy, which is the reference then.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import checkpoint
+import preferences
+import runtime
+import tokenizer
+from model import GPT, padded, token_log_probs
+from preferences import Pair
+from runtime import Device, Log, Precision, UserError
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of a DPO run."""
+
+    passes: Annotated[int, tyro.conf.Positional] = 1  # over the pairs; more than one learns them by heart
+    beta: float = 0.1  # the lower, the further from the reference a preference may pull; usual: 0.05 to 0.5
+    minibatch: int = 16  # pairs a step
+    lr: float = 1e-5  # usual: 5e-7 to 5e-5, the higher for the smaller models
+    max_norm: float = 1.0  # of the gradient, clipped there
+    print_every: int = 10  # steps
+    seed: int = 1
+    device: Device = "auto"
+    precision: Precision = "auto"
+    model: Path = checkpoint.FINETUNED
+    pairs: Path = preferences.PAIRS
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("PASSES", self.passes),
+            ("--minibatch", self.minibatch),
+            ("--print-every", self.print_every),
+        ):
+            if value < 1:
+                raise ValueError(f"{flag} {value}: at least 1")
+        if not 0 < self.beta < float("inf"):
+            raise ValueError(f"--beta {self.beta}: more than 0")
+
+
+def answer_log_probs(model: GPT, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Tensor:
+    """(B,) log-probability, nats, of each whole answer after its prompt; its end of text counts."""
+    rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    counts = [[False] * len(prompt) + [True] * len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    ids, mask = padded(rows, counts, model.device)
+    return token_log_probs(model, ids, mask).sum(1)
+
+
+def pair_log_probs(model: GPT, pairs: Sequence[Pair], coder: Tokenizer) -> tuple[Tensor, Tensor]:
+    """(B,) log-probabilities, nats, of the chosen and the rejected stories, from one forward pass."""
+    prompts = [coder.prompt(tokenizer.story_request(pair.words)) for pair in pairs]
+    both = answer_log_probs(model, prompts * 2, [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs])
+    return both[: len(pairs)], both[len(pairs) :]
+
+
+def dpo_loss(
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """DPO loss of each pair, and the implicit rewards of its chosen and its rejected answer, (B,) each.
+
+    policy_chosen, policy_rejected: (B,) log-probability of the answers under the policy, nats.
+    reference_chosen, reference_rejected: (B,) the same under the reference.
+    Source: Rafailov et al. 2023 (arXiv 2305.18290), equation 7; the rewards are those of section 4 without the term
+    that depends on the prompt alone.
+    """
+    chosen = beta * (policy_chosen - reference_chosen)
+    rejected = beta * (policy_rejected - reference_rejected)
+    return -F.logsigmoid(chosen - rejected), chosen, rejected
+
+
+def fitting(pairs: Sequence[Pair], coder: Tokenizer, context: int) -> list[Pair]:
+    """The pairs of which both stories fit the context behind their prompt.
+
+    Raises: UserError where none does.
+    """
+    kept = [
+        pair
+        for pair in pairs
+        if len(coder.prompt(tokenizer.story_request(pair.words))) + max(len(pair.chosen), len(pair.rejected)) <= context
+    ]
+    if not kept:
+        raise UserError(f"none of the {len(pairs)} pairs fits the context of {context} tokens: python preferences.py")
+    return kept
+
+
+def train(policy: GPT, pairs: list[Pair], coder: Tokenizer, config: Config, log: Log) -> dict[str, float]:
+    """Trains the policy in place, dropout off; returns the metrics of the last step."""
+    policy.eval()
+    steps_of_a_pass = -(-len(pairs) // config.minibatch)
+    with torch.no_grad(), runtime.autocast(policy.device, config.precision):
+        parts = [
+            pair_log_probs(policy, pairs[start : start + config.minibatch], coder)
+            for start in tqdm(range(0, len(pairs), config.minibatch), desc="reference", unit="batch", disable=None)
+        ]
+    reference_chosen, reference_rejected = (torch.cat(side) for side in zip(*parts, strict=True))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.lr, weight_decay=0.0, fused=True)
+    shuffling = runtime.generator(config.seed, 1)
+    metrics: dict[str, float] = {}
+    step = skipped = 0
+    began = time.monotonic()
+    for _ in range(config.passes):
+        for rows in torch.split(torch.randperm(len(pairs), generator=shuffling), config.minibatch):
+            with runtime.autocast(policy.device, config.precision):
+                chosen, rejected = pair_log_probs(policy, [pairs[row] for row in rows.tolist()], coder)
+            rows = rows.to(policy.device)
+            losses, chosen_rewards, rejected_rewards = dpo_loss(
+                chosen, rejected, reference_chosen[rows], reference_rejected[rows], config.beta
+            )
+            loss = losses.mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_norm)
+            step += 1
+            if not (loss.isfinite() and norm.isfinite()):
+                skipped += 1
+                continue
+            optimizer.step()
+            margin = chosen_rewards - rejected_rewards
+            metrics = {
+                "loss/dpo": loss.item(),
+                "rewards/accuracies": (margin > 0).float().mean().item(),
+                "rewards/margins": margin.mean().item(),
+                "rewards/chosen": chosen_rewards.mean().item(),
+                "rewards/rejected": rejected_rewards.mean().item(),
+                "logps/chosen": chosen.mean().item(),
+                "logps/rejected": rejected.mean().item(),
+                "grad_norm": norm.item(),
+                "skipped_steps": skipped,
+                "lr": config.lr,
+            }
+            log.scalars(step, metrics)
+            if step % config.print_every == 0 or step in (1, config.passes * steps_of_a_pass):
+                left = (time.monotonic() - began) / step * (config.passes * steps_of_a_pass - step) / 60
+                print(
+                    f"step {step}/{config.passes * steps_of_a_pass}  loss {metrics['loss/dpo']:.4f}"
+                    f"  accuracy {metrics['rewards/accuracies']:.2f}  margin {metrics['rewards/margins']:.3f}"
+                    f"  {left:.0f} min left",
+                    flush=True,
+                )
+    if not metrics:
+        raise UserError("every step had a loss that is no number: nothing was saved; lower --lr")
+    return metrics
+
+
+def main() -> None:
+    config = runtime.parse(Config, __doc__)
+    runtime.seed_everything(config.seed)
+    device = runtime.device_for(config.device)
+    coder = tokenizer.load()
+    policy, _ = checkpoint.load(config.model, device)
+    read = preferences.read_pairs(config.pairs, policy.config.vocabulary)
+    pairs = fitting(read, coder, policy.config.context)
+    print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
+    facts: dict[str, Any] = runtime.machine_facts(device, config.precision, config.seed)
+    facts["parent"] = str(config.model)
+    log = Log(runtime.run_folder("dpo"), config, facts)
+    metrics = train(policy, pairs, coder, config, log)
+    log.close()
+    checkpoint.save(checkpoint.DPO, policy, {**facts, "pairs": len(pairs), "passes": config.passes, **metrics})
+    print(f"{checkpoint.DPO}: {metrics['rewards/accuracies']:.0%} of the last pairs ranked right")
+
+
+if __name__ == "__main__":
+    runtime.run(main)

@@ -1,0 +1,149 @@
+"""Evaluation: each measure by hand or against a plain loop, and the comparison as a whole."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import checkpoint
+import evaluate
+from model import GPT, mean_loss
+from sample import Completion
+from tokenizer import Tokenizer
+
+STORIES = [[256, *range(10, 13 + 3 * number), 256] for number in range(10)]
+COUNTS = [[False] + [True] * (len(ids) - 1) for ids in STORIES]
+
+
+def test_loss_is_the_same_at_every_batch_size_and_that_of_a_plain_loop(tiny: Callable[..., GPT]) -> None:
+    model = tiny(scale=5.0)
+    found = [mean_loss(model, STORIES, COUNTS, batch) for batch in (1, 3, 10)]
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+    assert found[2] == pytest.approx(found[0], abs=1e-6)
+    total, tokens = 0.0, 0
+    for ids in STORIES:
+        with torch.no_grad():
+            log_probs = model(torch.tensor([ids]))[0].double().log_softmax(-1)
+        total -= sum(log_probs[t, ids[t + 1]].item() for t in range(len(ids) - 1))
+        tokens += len(ids) - 1
+    assert found[0] == pytest.approx(total / tokens, abs=1e-5)
+
+
+def test_pass_at_k_by_hand() -> None:
+    found = [evaluate.pass_at_k(8, 2, k) for k in range(1, 9)]
+    assert found == pytest.approx([0.25, 0.4643, 0.6429, 0.7857, 0.8929, 0.9643, 1, 1], abs=5e-5)
+    assert evaluate.pass_at_k(2, 0, 2) == 0
+    for right in range(9):
+        series = [evaluate.pass_at_k(8, right, k) for k in range(1, 9)]
+        assert series == sorted(series)
+    for wrong in ((2, 0, 3), (2, 1, 0), (2, 3, 1)):
+        with pytest.raises(ValueError, match="pass@"):
+            evaluate.pass_at_k(*wrong)
+
+
+def test_distinct_pairs_and_repeated_4grams_by_hand() -> None:
+    assert evaluate.distinct_pairs([[1, 2, 1, 2]]) == pytest.approx(2 / 3)
+    assert evaluate.distinct_pairs([[1, 2], [1, 2], [3, 4]]) == pytest.approx(2 / 3)
+    assert evaluate.distinct_pairs([[1], []]) == 0
+    assert evaluate.repeated_4grams([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
+    assert evaluate.repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
+    assert evaluate.repeated_4grams([[1, 2, 3], []]) == 0
+
+
+def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
+    values = numpy.random.default_rng(1).random(400).tolist()
+    found = evaluate.bootstrap(values, 4_000, 1)
+    half = 1.96 * numpy.std(values) / math.sqrt(400)
+    assert found.mean == pytest.approx(numpy.mean(values))
+    assert found.high - found.mean == pytest.approx(half, rel=0.15)
+    assert found.mean - found.low == pytest.approx(half, rel=0.15)
+    assert evaluate.bootstrap(values, 4_000, 1) == found
+    assert evaluate.bootstrap([0.5] * 20, 100, 1) == evaluate.Estimate(0.5, 0.5, 0.5)
+
+
+def test_story_log_probs_leave_out_the_prompt_and_forced_tokens(tiny: Callable[..., GPT]) -> None:
+    model = tiny(scale=5.0)
+    told = [Completion([5, 6], [7, 8, 9], [True, False, True], "limit"), Completion([5], [7], [True], "limit")]
+    with torch.no_grad():
+        log_probs = model(torch.tensor([[5, 6, 7, 8, 9]]))[0].log_softmax(-1)
+        alone = model(torch.tensor([[5, 7]]))[0].log_softmax(-1)
+    expected = [(log_probs[1, 7] + log_probs[3, 9]).item(), alone[0, 7].item()]
+    for batch in (1, 2):
+        assert evaluate.story_log_probs(model, told, batch) == pytest.approx(expected, abs=1e-4)
+
+
+def test_likeliest_next(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
+    model = tiny(scale=5.0)
+    found = evaluate.likeliest_next(model, coder, "ab", 3)
+    with torch.no_grad():
+        chances = model(torch.tensor([[coder.end, 97, 98]]))[0, -1].softmax(-1)
+    assert [chance for _, chance in found] == pytest.approx(chances.sort(descending=True).values[:3].tolist())
+
+
+FAST = ("--limit", "8", "--resamples", "50", "--problems", "2", "--answers", "3", "--device", "cpu")
+
+
+@pytest.fixture
+def big_workspace(workspace: Path, tiny: Callable[..., GPT]) -> Path:
+    """The workspace with a context that word problems fit, in bytes."""
+    checkpoint.save(checkpoint.FINETUNED, tiny(context=700), {"step": 0})
+    return workspace
+
+
+@pytest.mark.usefixtures("big_workspace")
+def test_command_compares_what_it_finds(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = checkpoint.load(checkpoint.FINETUNED, torch.device("cpu"))
+    facts = {"step": 3, "words_used": 0.2, "kl": 1.5, "kl_weight": 0.05}
+    checkpoint.save(Path("checkpoints/ppo-0.05/final.pt"), model, facts)
+    checkpoint.save(Path("checkpoints/ppo-0.05/rollout-0003.pt"), model, facts)
+    checkpoint.save(checkpoint.DPO, tiny(context=700, seed=5, scale=20.0), {"step": 1})
+    assert command("evaluate", *FAST) == 0
+    rows = {one["name"]: one for one in json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))["models"]}
+    assert list(rows) == ["finetuned", "dpo", "ppo-0.05"]
+    same, other = rows["ppo-0.05"], rows["dpo"]
+    assert same["kl"] == 0
+    assert same["gained"] == {"mean": 0, "low": 0, "high": 0}
+    assert same["loss"] == rows["finetuned"]["loss"] != other["loss"]
+    assert other["kl"] > 0
+    assert len(same["scores"]) == 10
+    assert 0 <= same["pass_1"]["mean"] <= same["pass_8"]["mean"] <= 1
+    assert (evaluate.FOLDER / "comparison.png").stat().st_size > 1_000
+    assert (evaluate.FOLDER / "frontier.png").stat().st_size > 1_000
+    out = capsys.readouterr().out
+    assert "words used" in out
+    assert "Once upon a time" in out
+
+
+@pytest.mark.usefixtures("workspace")
+def test_without_problems_and_with_named_checkpoints(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.save(Path("mine.pt"), tiny(context=128, seed=3), {"step": 0})
+    assert command("evaluate", "mine.pt", *FAST, "--problems", "0") == 0
+    rows = json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))["models"]
+    assert [one["name"] for one in rows] == ["finetuned", "mine.pt"]
+    assert rows[0]["accuracy"] is None
+    assert command("evaluate", "missing.pt", *FAST) == 1
+    assert "missing.pt is missing" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("workspace")
+def test_bad_files_are_one_line(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.save(Path("other.pt"), tiny(context=64), {"step": 0})
+    assert command("evaluate", "other.pt", *FAST, "--problems", "0") == 1
+    assert "other.pt has another vocabulary or context" in capsys.readouterr().err
+    Path("data/stories-heldout.txt").write_text("x" * 500, encoding="utf-8")
+    assert command("evaluate", *FAST) == 1
+    assert "every story is longer" in capsys.readouterr().err
+    Path("data/instructions-heldout.jsonl").unlink()
+    Path("data/stories-heldout.txt").write_text("A story.", encoding="utf-8")
+    assert command("evaluate", *FAST) == 1
+    assert "python prepare.py" in capsys.readouterr().err
