@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib
 import numpy
 import torch
 import tyro
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import checkpoint
@@ -35,9 +35,6 @@ from problems import Problem
 from runtime import Device, Precision, UserError
 from sample import Completion, fits, generate, solve
 from tokenizer import Tokenizer
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # after the backend is chosen: there may be no screen
 
 FOLDER = Path("runs/evaluate")
 
@@ -340,9 +337,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#7F7F7F"  # of Okabe and Ito's palet
 
 def draw_comparison(results: Sequence[Result], path: Path) -> None:
     """Words used as bars with intervals, and the loss on plain stories beside them."""
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(9, 1.2 + 0.5 * len(results)), sharey=True, layout="constrained"
-    )
+    figure = Figure(figsize=(9, 1.2 + 0.5 * len(results)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
     names = [one.name for one in results]
     means = [100 * one.words_used.mean for one in results]
     below = [100 * (one.words_used.mean - one.words_used.low) for one in results]
@@ -353,12 +349,12 @@ def draw_comparison(results: Sequence[Result], path: Path) -> None:
     right.set_xlabel("loss on plain held-out stories (nats a token)")
     left.invert_yaxis()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def draw_frontier(results: Sequence[Result], saved: Sequence[dict[str, Any]], path: Path) -> None:
     """Words used against KL: the models compared, and every saved rollout of every run."""
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     for weight in sorted({facts["kl_weight"] for facts in saved}):
         run = sorted((facts for facts in saved if facts["kl_weight"] == weight), key=lambda facts: int(facts["step"]))
         label = f"rollouts at KL weight {weight:g} (their own 50 instructions)"
@@ -371,7 +367,6 @@ def draw_frontier(results: Sequence[Result], saved: Sequence[dict[str, Any]], pa
     if saved:
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def saved_rollouts() -> list[dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Word problems: the calculator and the grader by hand, and generated problems against an independent solver."""
 
+import itertools
 import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +36,14 @@ GSM8K = Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k"
         ("20%*50", "10"),
         ("$5*3", "15"),
         (" 4 * 2 ", "8"),
+        ("( 4 + 2 ) / 3", "2"),
+        ("2--3", "5"),
+        ("(" * 10 + "1" + ")" * 10, "1"),
+        ("1/9999999", "0"),
+        ("-1/9999999", "0"),
+        ("-1/3", "-0.333333"),
+        ("2/3", "0.666667"),
+        ("0.1+10000000000000000", "10000000000000000.1"),
         ("007", "7"),
     ],
 )
@@ -53,6 +63,13 @@ def test_calculator(expression: str, result: str) -> None:
         "2+",
         "*2",
         "1 2+",
+        "1 2+3",
+        "5$3",
+        "12$",
+        "1,0,0",
+        "(1)(2)",
+        "5%%",
+        " ",
         "1..2",
         "1,00",
         "(1",
@@ -60,6 +77,7 @@ def test_calculator(expression: str, result: str) -> None:
         "x",
         "__import__('os')",
         "\u0663+1",
+        "(" * 11 + "1" + ")" * 11,
         "(" * 10_000,
         "-" * 10_000 + "1",
         "*".join(["2"] * 5_000),
@@ -105,6 +123,18 @@ def test_segments_mark_what_the_calculator_supplies() -> None:
         ("25.\n#### 25", True),
     ]
     assert problems.segments("no call") == [("no call", True)]
+    assert problems.segments("1/0=<<1/0=5>>5") == [("1/0=<<1/0=5>>5", True)]  # no result: the model writes it all
+
+
+def test_segments_join_to_the_answer_and_are_what_decoding_forces() -> None:
+    for problem in problems.generated_problems(200, 2, "train"):
+        pieces = problems.segments(problem.answer)
+        assert "".join(text for text, _ in pieces) == problem.answer
+        so_far = ""
+        for text, written in pieces:
+            if not written:
+                assert text == f"{problems.calculator_call(so_far)}>>"
+            so_far += text
 
 
 @pytest.mark.parametrize(
@@ -126,6 +156,11 @@ def test_segments_mark_what_the_calculator_supplies() -> None:
         ("#### eighteen", False),
         ("####", False),
         ("", False),
+        ("#### --18", False),
+        ("#### 18,0,0", False),
+        ("#### 18 #### ", False),
+        ("#### " + "9" * 5_000, False),
+        ("#### 18" + " dollars" * 5_000, True),
     ],
 )
 def test_grading_for_a_gold_answer_of_18(answer: str, right: bool) -> None:
@@ -151,15 +186,35 @@ def test_reading(tmp_path: Path) -> None:
     assert [problem.question for problem in problems.read_problems(path)] == ["1+1?", "2?"]
 
 
+def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_bytes('{"question": "a\u2028b\u0085", "answer": "#### 1"}\r\n'.encode())
+    assert [problem.question for problem in problems.read_problems(path)] == ["a\u2028b\u0085"]
+
+
 @pytest.mark.parametrize(
-    "line",
-    ["{", "[]", "3", '{"question": "a"}', '{"question": "a", "answer": 3}', '{"question": "a", "answer": "2"}', ""],
+    ("line", "wrong"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not {"),
+        ("3", "not {"),
+        ('{"answer": "#### 1"}', "no question"),
+        ('{"question": "a"}', "no answer"),
+        ('{"question": "a", "answer": 3}', "answer is not text"),
+        ('{"question": " ", "answer": "#### 1"}', "question is not text, or empty"),
+        ('{"question": "\\ud800", "answer": "#### 1"}', "surrogate"),
+        ('{"question": "a", "answer": "2"}', "no '#### NUMBER'"),
+        ('{"question": "a", "answer": "#### ,"}', "no '#### NUMBER'"),
+    ],
 )
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
+def test_a_broken_line_is_named_with_what_is_wrong(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"question": "a", "answer": "#### 1"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"some.jsonl, line 2"):
+    with pytest.raises(ValueError, match=rf"some.jsonl, line 2: .*{re.escape(wrong)}") as caught:
         problems.read_problems(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_empty_and_undecodable_files(tmp_path: Path) -> None:
@@ -169,6 +224,11 @@ def test_missing_empty_and_undecodable_files(tmp_path: Path) -> None:
     path.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match=r"some.jsonl is empty"):
         problems.read_problems(path)
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"some.jsonl is empty"):
+        problems.read_problems(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        problems.read_problems(tmp_path)
     path.write_bytes(b"\xff\xfe{}")
     with pytest.raises(ValueError, match="not UTF-8"):
         problems.read_problems(path)
@@ -182,24 +242,110 @@ def test_the_answer_follows_from_what_the_question_gives() -> None:
         "*": lambda a, b: Fraction(a * b),
         "/": Fraction,
     }
-    rng, mix, steps = random.Random(1), MixConfig(), []
+    rng, mix = random.Random(1), MixConfig()
     for _ in range(3_000):
         draft = problems.draft_problem(rng, mix)
-        if draft is None:
-            continue
         known = {name: Fraction(value) for name, value in draft.given.items()}
         for step in draft.steps:
             known[step.name] = operations[step.operation](int(known[step.left]), int(known[step.right]))
-            assert known[step.name].denominator == 1
-            assert 0 <= known[step.name] <= mix.largest
+        assert all(value.denominator == 1 and 2 <= value <= mix.largest for value in known.values())
         problem = problems.problem_of(draft)
         assert problems.final_number(problem.answer) == known[draft.asked]
         assert draft.steps[-1].name == draft.asked
+        used = {operand for step in draft.steps for operand in (step.left, step.right)}
+        assert set(known) - {draft.asked} == used  # nothing given or worked out in vain
         told = set(re.findall(r"\d+", problem.question))
-        unspoken = {"2", "3", "4"}  # half, twice, three times, four times
+        unspoken = {"2", "3"}  # half, twice, three times
         assert {str(value) for value in draft.given.values()} <= told | unspoken
-        steps.append(len(draft.steps))
-    assert set(steps) == {1, 2, 3, 4}
+
+
+def test_undone_problems_run_forward_to_what_is_left() -> None:
+    """Played forward from the answer, the changes that the question tells lead to the amount that it ends with."""
+    rng, played = random.Random(2), 0
+    while played < 200:
+        draft = problems.draft_problem(rng, MixConfig(distractor=0))
+        if draft.kinds[0] != "undoing":
+            continue
+        have, told = draft.values[draft.asked], iter(re.findall(r"\d+", " ".join(draft.sentences)))
+        for kind in draft.kinds[1:]:
+            if kind in ("un-twice", "un-half"):
+                have = have * 2 if kind == "un-twice" else have // 2
+            else:
+                have += int(next(told)) * (1 if kind == "un-gain" else -1)
+        assert str(have) == next(told)
+        played += 1
+
+
+def test_the_mix_of_steps_is_the_one_asked_for() -> None:
+    rng, mix = random.Random(1), MixConfig()
+    counts = Counter(len(problems.draft_problem(rng, mix).steps) for _ in range(4_000))
+    for steps, share in enumerate(mix.steps, start=1):
+        assert counts[steps] / 4_000 == pytest.approx(share, abs=0.03)  # four standard errors
+    only_two = MixConfig(steps=(0, 1))
+    assert all(len(problems.draft_problem(rng, only_two).steps) == 2 for _ in range(100))
+
+
+def test_nobody_is_said_to_have_two_amounts() -> None:
+    """Once the question has told what somebody has, it does not tell another amount of the same things of them."""
+    rng = random.Random(3)
+    for _ in range(3_000):
+        draft = problems.draft_problem(rng, MixConfig())
+        text, things = " ".join(draft.sentences), draft.theme.things
+        named = re.findall(rf"\b([A-Z][a-z]+) has \d+ {things}", text) + re.findall(
+            r"\b([A-Z][a-z]+), who has \d+", text
+        )
+        others = [name for name in named if name != draft.name]
+        assert len(others) == len(set(others)), text
+
+
+def test_he_and_she_follow_a_sentence_about_nobody_else() -> None:
+    rng, seen = random.Random(4), 0
+    others = rf"\b({'|'.join(problems.PRONOUNS)}|friend|mother|father|sister|brother|grandma|teacher|man)\b"
+    for _ in range(5_000):
+        draft = problems.draft_problem(rng, MixConfig())
+        for before, text in itertools.pairwise(draft.sentences):
+            if re.match("S?[Hh]e ", text):
+                assert text.startswith(draft.pronoun.capitalize())
+                assert set(re.findall(others, before)) <= {draft.name}, (before, text)
+                seen += 1
+    assert seen > 500
+
+
+def test_both_together_adds_what_the_opening_said_of_the_other() -> None:
+    rng, seen = random.Random(6), 0
+    while seen < 30:
+        draft = problems.draft_problem(rng, MixConfig(distractor=0, steps=(0, 1)))
+        if draft.kinds == ["things", "times", "both known"]:
+            text = problems.problem_of(draft).question
+            times = int(re.findall(r"has (\d+) times", text)[0])
+            theirs = int(re.findall(r"has (\d+)(?! times)\b", text)[0])
+            assert draft.values[draft.asked] == theirs * times + theirs
+            seen += 1
+
+
+def test_parts_differ_in_color_and_the_rest_is_of_something() -> None:
+    rng, seen = random.Random(7), 0
+    while seen < 200:
+        draft = problems.draft_problem(rng, MixConfig())
+        if draft.kinds[0] == "parts":
+            assert "part" in draft.kinds
+            named = re.findall("|".join(problems.COLORS), " ".join(draft.sentences[:-1]))
+            assert len(named) == len(set(named)) == draft.kinds.count("part")
+            seen += 1
+
+
+def test_texts_are_finished_and_short() -> None:
+    made = problems.generated_problems(2_000, 4, "train")
+    lengths = []
+    for problem in made:
+        text = f"{problem.question} {problem.answer}"
+        assert not re.search(r"[{}@|]|  | [.?]", text), text
+        assert not re.search(r"(?<![.!?]) She | to \.|\b1 [a-z]+s\b", text), text
+        assert all(re.match("[A-Z0-9#]", sentence) for sentence in re.split(r"(?<=[.?]) ", problem.question)), text
+        assert problem.question.endswith("?")
+        lengths.append(len(text.split()))
+    assert max(lengths) <= 110
+    assert sum(lengths) / len(lengths) < 50
 
 
 def test_every_calculation_of_an_answer_is_right() -> None:
@@ -213,10 +359,14 @@ def test_every_calculation_of_an_answer_is_right() -> None:
 
 def test_ten_thousand_problems_have_a_thousand_situations() -> None:
     rng, mix = random.Random(1), MixConfig()
-    drafts = [draft for _ in range(13_000) if (draft := problems.draft_problem(rng, mix))][:10_000]
-    assert len(drafts) == 10_000
-    assert len({tuple(draft.kinds) for draft in drafts}) >= 1_000
-    assert all("{" not in sentence for draft in drafts for sentence in (*draft.sentences, *draft.lines))
+    drafts = [problems.draft_problem(rng, mix) for _ in range(10_000)]
+    assert (
+        len({problems.situation(draft) for draft in drafts}) >= 2_000
+    )  # of what is told, whoever and whatever it is of
+    things = [draft.theme.things for draft in drafts]
+    assert not any(name in problems.situation(draft) for draft, name in zip(drafts, things, strict=True))
+    skeletons = {re.sub(r"\d+", "0", problems.problem_of(draft).question) for draft in drafts}
+    assert len(skeletons) > 9_000  # texts differ in more than their numbers
 
 
 def test_train_and_test_never_share_a_question_and_seeds_repeat() -> None:
@@ -224,6 +374,13 @@ def test_train_and_test_never_share_a_question_and_seeds_repeat() -> None:
     test = {problem.question for seed in (1, 2) for problem in problems.generated_problems(500, seed, "test")}
     assert not train & test
     assert len(test) > 900
+    one_in = MixConfig().test_one_in
+    assert one_in == 10
+    assert all(problems.is_test(question, one_in) for question in test)
+    assert not any(problems.is_test(question, one_in) for question in train)
+    rng = random.Random(5)
+    drawn = [problems.problem_of(problems.draft_problem(rng, MixConfig())).question for _ in range(3_000)]
+    assert sum(problems.is_test(question, one_in) for question in drawn) / 3_000 == pytest.approx(0.1, abs=0.025)
     assert problems.generated_problems(50, 7, "test") == problems.generated_problems(50, 7, "test")
     assert problems.generated_problems(50, 7, "test") != problems.generated_problems(50, 8, "test")
     assert problems.generated_problems(50, 7, "test")[:20] == problems.generated_problems(20, 7, "test")
