@@ -10,11 +10,13 @@ instructions with the same random numbers: a difference is the model's. Interval
 instructions or problems, and for differences to the fine-tuned model over pairs of the same instruction.
 """
 
+import contextlib
 import itertools
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +32,7 @@ import problems
 import runtime
 import stories
 import tokenizer
-from model import GPT, mean_loss, padded, token_log_probs
+from model import GPT, ModelConfig, mean_loss, padded, token_log_probs
 from problems import Problem
 from runtime import Device, Precision, UserError
 from sample import Completion, fits, generate, solve
@@ -92,14 +94,13 @@ class Result:
     gained: Estimate  # words used minus the baseline's, paired by instruction
     loss: float  # on plain held-out stories, nats a token
     ended: float  # share of stories with an end of text within the limit
-    length: float  # tokens a story
+    length: float  # tokens a story, its end of text among them
     distinct_2: float  # share of distinct pairs of neighbouring tokens
     repeated_4: float  # share of 4-grams that stood in the same story before
     kl: float  # from the baseline, nats a story
     next_words: list[tuple[str, float]]  # likeliest after the opening, with probabilities
-    accuracy: Estimate | None  # share of problems solved by the greedy answer
-    pass_1: Estimate | None
-    pass_8: Estimate | None  # at `answers` answers
+    accuracy: Estimate | None  # share of problems solved by the greedy answer; None without problems
+    pass_at: dict[int, Estimate]  # by k, 1 and all of a problem's answers; empty without problems
     facts: dict[str, Any]  # of the checkpoint
 
 
@@ -111,10 +112,15 @@ class Material:
     prompts: list[list[int]]
     plain: list[list[int]]  # ids of the held-out stories between two ends of text
     problems: list[Problem]
+    dropped: dict[str, int]  # stories and problems that are longer than the context, left out
 
 
 def bootstrap(values: Sequence[float], resamples: int, seed: int) -> Estimate:
-    """Mean of the values with the 2.5th and 97.5th percentile of the means of resamples. Source: Efron 1979."""
+    """Mean of the values with the 2.5th and 97.5th percentile of the means of resamples.
+
+    Equal values, such as no right answer at all, give an interval of no width, which is narrower than the truth.
+    Source: Efron 1979.
+    """
     data = numpy.asarray(values, dtype=numpy.float64)
     rng = numpy.random.default_rng(seed)
     means = [data[rng.integers(len(data), size=len(data))].mean() for _ in range(resamples)]
@@ -162,7 +168,7 @@ def story_log_probs(model: GPT, told: Sequence[Completion], batch: int) -> list[
 @torch.no_grad()
 def likeliest_next(model: GPT, coder: Tokenizer, opening: str, number: int) -> list[tuple[str, float]]:
     """The likeliest tokens after a plain story's opening, with their probabilities."""
-    ids = torch.tensor([[coder.end, *coder.encode(opening)]], device=model.device)
+    ids = torch.tensor([[coder.end, *coder.encode(opening)]], device=model.device)  # (1, T)
     top = model(ids)[0, -1].float().softmax(-1).topk(min(number, coder.vocabulary))
     return [
         (coder.decode([token]), chance) for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True)
@@ -173,7 +179,7 @@ def stories_of(model: GPT, coder: Tokenizer, prompts: Sequence[list[int]], confi
     """A story for each prompt, the same random numbers for every model."""
     source = runtime.generator(config.seed, 1)
     told: list[Completion] = []
-    for start in tqdm(range(0, len(prompts), config.batch), desc="stories", unit="batch", disable=None, leave=False):
+    for start in tqdm(range(0, len(prompts), config.batch), "stories", unit="batch", disable=None, leave=False):
         part = prompts[start : start + config.batch]
         told += generate(model, part, end=coder.end, limit=config.limit, generator=source)
     return told
@@ -185,7 +191,7 @@ def answers_right(
     """Whether the model's answer to each problem is right, calculator in the loop."""
     source = runtime.generator(config.seed, 2)
     right: list[bool] = []
-    for start in tqdm(range(0, len(asked), config.batch), desc="problems", unit="batch", disable=None, leave=False):
+    for start in tqdm(range(0, len(asked), config.batch), "problems", unit="batch", disable=None, leave=False):
         part = asked[start : start + config.batch]
         questions = [problem.question for problem in part]
         told = solve(model, coder, questions, limit=config.limit, generator=source, temperature=temperature)
@@ -198,41 +204,49 @@ def answers_right(
 
 def problem_estimates(
     model: GPT, coder: Tokenizer, asked: Sequence[Problem], config: Config
-) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
-    """Accuracy of greedy answers, pass@1 and pass@`answers` of sampled ones; None without problems."""
+) -> tuple[Estimate | None, dict[int, Estimate]]:
+    """Accuracy of greedy answers, and pass@1 and pass@`answers` of sampled ones by k; none of them without problems."""
     if not asked:
-        return None, None, None
+        return None, {}
     greedy = answers_right(model, coder, asked, config, 0.0)
     repeated = [problem for problem in asked for _ in range(config.answers)]
     flat = answers_right(model, coder, repeated, config, 1.0)
     right = [sum(flat[start : start + config.answers]) for start in range(0, len(flat), config.answers)]
-    first, last = (
-        bootstrap([pass_at_k(config.answers, count, k) for count in right], config.resamples, config.seed)
+    pass_at = {
+        k: bootstrap([pass_at_k(config.answers, count, k) for count in right], config.resamples, config.seed)
         for k in (1, config.answers)
-    )
-    return bootstrap(greedy, config.resamples, config.seed), first, last
+    }
+    return bootstrap(greedy, config.resamples, config.seed), pass_at
 
 
-def material(coder: Tokenizer, context: int, config: Config) -> Material:
+def material(coder: Tokenizer, baseline: GPT, config: Config) -> Material:
     """What to measure on; what does not fit the context is dropped and said.
 
-    Raises: UserError where nothing is left.
+    Raises: UserError where that leaves nothing to measure on.
     """
+    context = baseline.config.context
     told = stories.read_stories(stories.HELDOUT_STORIES)
     plain = [[coder.end, *coder.encode(story.text), coder.end] for story in told]
     kept = [ids for ids in plain if len(ids) <= context]
     if not kept:
         raise UserError(f"{stories.HELDOUT_STORIES}: every story is longer than the context of {context} tokens")
-    if len(kept) < len(plain):
-        print(f"{len(plain) - len(kept)} of {len(plain)} held-out stories are longer than the context, left out")
     known = stories.read_instructions(stories.HELDOUT_INSTRUCTIONS)[: config.instructions]
     prompts = [coder.prompt(tokenizer.story_request(words)) for words in known]
-    if max(map(len, prompts)) >= context:
+    if not all(fits(baseline, prompt) for prompt in prompts):
         raise UserError(f"{stories.HELDOUT_INSTRUCTIONS}: an instruction does not fit the context of {context} tokens")
     if len(known) < config.instructions:
         print(f"{stories.HELDOUT_INSTRUCTIONS} has {len(known)} instructions, fewer than --instructions asks for")
-    asked = problems.generated_problems(config.problems, config.seed, "test")
-    return Material(known, prompts, kept, asked)
+    if len(coder.encode(config.opening)) >= context:
+        raise UserError(f"--opening {config.opening[:20]!r}...: shorter than the context of {context} tokens")
+    drawn = problems.generated_problems(config.problems, config.seed, "test")
+    asked = [problem for problem in drawn if fits(baseline, coder.prompt(problem.question))]
+    if drawn and not asked:
+        raise UserError(f"--problems {len(drawn)}: none fits the context of {context} tokens; --problems 0 leaves out")
+    dropped = {"stories": len(plain) - len(kept), "problems": len(drawn) - len(asked)}
+    for name, of in (("stories", len(plain)), ("problems", len(drawn))):
+        if dropped[name]:
+            print(f"{dropped[name]} of {of} held-out {name} are longer than the context of {context} tokens, left out")
+    return Material(known, prompts, kept, asked, dropped)
 
 
 def measured(
@@ -249,12 +263,11 @@ def measured(
     with runtime.autocast(model.device, config.precision):
         told = stories_of(model, coder, on.prompts, config)
         own = story_log_probs(model, told, config.loss_batch)
-        others = own if model is baseline else story_log_probs(baseline, told, config.loss_batch)
+        others = story_log_probs(baseline, told, config.loss_batch)
         counts = [[False] + [True] * (len(ids) - 1) for ids in on.plain]
         loss = mean_loss(model, on.plain, counts, config.loss_batch)
         next_words = likeliest_next(model, coder, config.opening, config.next_words)
-        asked = [problem for problem in on.problems if fits(model, coder.prompt(problem.question))]
-        accuracy, pass_1, pass_8 = problem_estimates(model, coder, asked, config)
+        accuracy, pass_at = problem_estimates(model, coder, on.problems, config)
     scores = [
         stories.words_used(coder.answer_text(story.ids), words) for story, words in zip(told, on.words, strict=True)
     ]
@@ -273,39 +286,45 @@ def measured(
         kl=sum(mine - theirs for mine, theirs in zip(own, others, strict=True)) / len(own),
         next_words=next_words,
         accuracy=accuracy,
-        pass_1=pass_1,
-        pass_8=pass_8,
+        pass_at=pass_at,
         facts=facts,
     )
 
 
 def found(config: Config) -> list[Path]:
-    """The checkpoints to compare: those named, else every final model that is there, the baseline first."""
-    named = config.checkpoints or (
-        checkpoint.DPO,
-        *sorted(checkpoint.FOLDER.glob("*/final.pt")),
-    )
-    there = [path for path in named if config.checkpoints or path.exists()]
-    return list(dict.fromkeys([config.baseline, *there]))
+    """The checkpoints to compare: those named, else every final model that is there; the baseline first."""
+    there = [path for path in (checkpoint.DPO, *sorted(checkpoint.FOLDER.glob("*/final.pt"))) if path.exists()]
+    by_place = {path.resolve(): path for path in (config.baseline, *(config.checkpoints or there))}
+    return list(by_place.values())
+
+
+def loaded(path: Path, device: torch.device, coder: Tokenizer, shape: ModelConfig | None) -> tuple[GPT, dict[str, Any]]:
+    """A checkpoint's model and facts; its vocabulary must be the tokenizer's, its context that of `shape`.
+
+    Raises: UserError where they are not, or where the checkpoint cannot be loaded.
+    """
+    model, facts = checkpoint.load(path, device)
+    if model.config.vocabulary != coder.vocabulary:
+        raise UserError(
+            f"{path} has {model.config.vocabulary} tokens, {tokenizer.PATH} {coder.vocabulary}: train it with that one"
+        )
+    if shape is not None and model.config.context != shape.context:
+        raise UserError(f"{path} has a context of {model.config.context} tokens, the baseline {shape.context}")
+    return model, facts
+
+
+def name_of(path: Path) -> str:
+    """What a checkpoint is called in tables: its run, `finetuned` or `dpo`, or else its path."""
+    if path.parent == checkpoint.FOLDER:
+        return path.stem
+    return path.parent.name if path.stem == "final" else str(path)
 
 
 def table(results: Sequence[Result]) -> str:
     """The comparison as text: a row a model, a column a measure."""
-    head = (
-        "model",
-        "words used",
-        "gained",
-        "loss",
-        "ended",
-        "length",
-        "distinct-2",
-        "repeated-4",
-        "KL",
-        "accuracy",
-        "pass@1",
-        "pass@8",
-    )
-    rows: list[tuple[str, ...]] = [head]
+    measures = ("words used %", "gained", "loss", "ended", "length", "distinct-2", "repeated-4", "KL")
+    solving = ("accuracy %", *(f"pass@{k} %" for k in results[0].pass_at)) if results[0].accuracy else ()
+    rows: list[tuple[str, ...]] = [("model", *measures, *solving)]
     for one in results:
         rows.append(
             (
@@ -318,10 +337,10 @@ def table(results: Sequence[Result]) -> str:
                 f"{one.distinct_2:.3f}",
                 f"{one.repeated_4:.3f}",
                 f"{one.kl:.2f}",
-                *(percent(value) if value else "-" for value in (one.accuracy, one.pass_1, one.pass_8)),
+                *(percent(value) for value in (one.accuracy, *one.pass_at.values()) if value),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
@@ -332,7 +351,10 @@ def percent(value: Estimate, sign: str = "") -> str:
     return f"{100 * value.mean:{sign}.1f} [{100 * value.low:{sign}.1f}, {100 * value.high:{sign}.1f}]"
 
 
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#7F7F7F"  # of Okabe and Ito's palette, told apart by all
+# Okabe and Ito's palette, told apart by everybody.
+BLUE, ORANGE = "#0072B2", "#E69F00"
+RUNS = ("#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00")
+MARKERS = "ovD^*"
 
 
 def draw_comparison(results: Sequence[Result], path: Path) -> None:
@@ -351,65 +373,92 @@ def draw_comparison(results: Sequence[Result], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw_frontier(results: Sequence[Result], saved: Sequence[dict[str, Any]], path: Path) -> None:
-    """Words used against KL: the models compared, and every saved rollout of every run."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
+def draw_frontier(results: Sequence[Result], saved: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Words used against KL: the models compared, with intervals, and every saved rollout of every run."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for weight in sorted({facts["kl_weight"] for facts in saved}):
-        run = sorted((facts for facts in saved if facts["kl_weight"] == weight), key=lambda facts: int(facts["step"]))
-        label = f"rollouts at KL weight {weight:g} (their own 50 instructions)"
-        axes.plot([f["kl"] for f in run], [100 * f["words_used"] for f in run], "o-", ms=3, color=GREY, label=label)
+    looks = zip(saved.items(), itertools.cycle(RUNS), itertools.cycle(MARKERS), strict=False)
+    for (name, run), color, marker in looks:
+        used = [100 * facts["words_used"] for facts in run]
+        axes.plot(
+            [facts["kl"] for facts in run], used, marker=marker, ms=4, color=color, label=f"{name}, while it trained"
+        )
     for one in results:
-        axes.plot(one.kl, 100 * one.words_used.mean, "s", color=BLUE)
-        axes.annotate(one.name, (one.kl, 100 * one.words_used.mean), textcoords="offset points", xytext=(5, 4))
+        mean = 100 * one.words_used.mean
+        error = [[mean - 100 * one.words_used.low], [100 * one.words_used.high - mean]]
+        axes.errorbar(one.kl, mean, yerr=error, fmt="s", color=BLUE, capsize=3)
+        axes.annotate(one.name, (one.kl, mean), textcoords="offset points", xytext=(6, 5))
     axes.set_xlabel("KL from the fine-tuned model (nats a story)")
-    axes.set_ylabel("requested words used (%)")
+    axes.set_ylabel("requested words used (%), 95 % interval")
     if saved:
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)
 
 
-def saved_rollouts() -> list[dict[str, Any]]:
-    """Facts of every rollout that a run saved with its words used and KL."""
-    paths = sorted(checkpoint.FOLDER.glob("ppo-*/rollout-*.pt"))
-    known = [checkpoint.read(path, "python ppo.py").get("facts", {}) for path in paths]
-    return [facts for facts in known if {"words_used", "kl", "kl_weight", "step"} <= facts.keys()]
+def saved_rollouts() -> dict[str, list[dict[str, Any]]]:
+    """Of each run the facts of its saved rollouts, in order, those with words used and KL.
+
+    A file that is cut short is left out and said: the comparison is measured by then.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(checkpoint.FOLDER.glob("ppo-*/rollout-*.pt")):
+        try:
+            facts = checkpoint.read(path, "python ppo.py").get("facts", {})
+        except UserError as error:
+            print(f"left out of the picture: {error}")
+            continue
+        if {"words_used", "kl"} <= facts.keys():
+            runs.setdefault(path.parent.name, []).append(facts)
+    return runs
+
+
+def write_results(results: Sequence[Result], on: Material, config: Config, device: torch.device) -> None:
+    """Writes the numbers and the two pictures."""
+    content = {
+        "command": sys.argv,
+        "config": asdict(config),
+        "machine": runtime.machine_facts(device, config.precision, config.seed),
+        "dropped": on.dropped,
+        "models": [asdict(one) for one in results],
+    }
+    text = json.dumps(content, indent=1, default=str)  # paths as text
+    with writing():
+        (FOLDER / "results.json").write_text(text + "\n", encoding="utf-8")
+        draw_comparison(results, FOLDER / "comparison.png")
+        draw_frontier(results, saved_rollouts(), FOLDER / "frontier.png")
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Context whose failure to write is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{FOLDER} cannot be written ({error.strerror}): free it, then run again") from None
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    baseline, _ = checkpoint.load(config.baseline, device)
-    on = material(coder, baseline.config.context, config)
+    baseline, _ = loaded(config.baseline, device, coder, None)
+    on = material(coder, baseline, config)
+    paths = found(config)
+    for path in paths:  # what cannot be loaded or written is said before the first is measured, which takes minutes
+        loaded(path, device, coder, baseline.config)
+    with writing():
+        FOLDER.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
-    for path in found(config):
-        model, facts = checkpoint.load(path, device)
-        if path == config.baseline:
-            model = baseline
+    for path in paths:
+        model, facts = loaded(path, device, coder, baseline.config)
         before = results[0].scores if results else None
-        if model.config.vocabulary != coder.vocabulary or model.config.context != baseline.config.context:
-            raise UserError(f"{path} has another vocabulary or context than {tokenizer.PATH} and {config.baseline}")
-        name = (
-            path.stem if path.parent == checkpoint.FOLDER else path.parent.name if path.stem == "final" else str(path)
-        )
-        results.append(measured(name, model, facts, baseline, before, on, coder, config))
-        print(f"{name}: {percent(results[-1].words_used)} % of the words used", flush=True)
+        results.append(measured(name_of(path), model, facts, baseline, before, on, coder, config))
+        print(f"{results[-1].name}: {percent(results[-1].words_used)} % of the words used", flush=True)
     print("\n" + table(results) + "\n")
     for one in results:
-        print(
-            f"{one.name}: {config.opening} ... "
-            + ", ".join(f"{word.strip()} {chance:.0%}" for word, chance in one.next_words)
-        )
-    try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        facts = runtime.machine_facts(device, config.precision, config.seed)
-        content = {"machine": facts, "models": [asdict(one) for one in results]}
-        (FOLDER / "results.json").write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-        draw_comparison(results, FOLDER / "comparison.png")
-        draw_frontier(results, saved_rollouts(), FOLDER / "frontier.png")
-    except OSError as error:
-        raise UserError(f"{FOLDER} cannot be written ({error.strerror}): free it, then run again") from None
+        likeliest = ", ".join(f"{word.strip()} {chance:.0%}" for word, chance in one.next_words)
+        print(f"{one.name}: {config.opening} ... {likeliest}")
+    write_results(results, on, config, device)
     print(f"{FOLDER / 'results.json'}, comparison.png, frontier.png")
 
 

@@ -12,6 +12,7 @@ import torch
 import checkpoint
 import evaluate
 from model import GPT, mean_loss
+from problems import Problem
 from sample import Completion
 from tokenizer import Tokenizer
 
@@ -61,7 +62,10 @@ def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
     assert found.mean == pytest.approx(numpy.mean(values))
     assert found.high - found.mean == pytest.approx(half, rel=0.15)
     assert found.mean - found.low == pytest.approx(half, rel=0.15)
+    assert found.low < found.mean < found.high
     assert evaluate.bootstrap(values, 4_000, 1) == found
+    few = evaluate.bootstrap(values[:100], 4_000, 1)
+    assert few.high - few.low == pytest.approx(2 * (found.high - found.low), rel=0.2)  # as 1 / sqrt(n)
     assert evaluate.bootstrap([0.5] * 20, 100, 1) == evaluate.Estimate(0.5, 0.5, 0.5)
 
 
@@ -94,6 +98,26 @@ def big_workspace(workspace: Path, tiny: Callable[..., GPT]) -> Path:
     return workspace
 
 
+def test_a_model_differs_from_itself_in_nothing(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
+    words = [("kite", "lake"), ("bird", "tree"), ("fish", "moon"), ("boat", "frog")] * 3
+    on = evaluate.Material(words, [coder.prompt(" ".join(pair)) for pair in words], [[256, 65, 256]], [], {})
+    config = evaluate.Config(limit=8, batch=5, resamples=200, problems=0, precision="float32")
+    baseline, other = tiny(scale=5.0), tiny(scale=5.0, seed=4)
+    first = evaluate.measured("a", baseline, {}, baseline, None, on, coder, config)
+    again = evaluate.measured("b", tiny(scale=5.0), {}, baseline, first.scores, on, coder, config)
+    assert first.kl == again.kl == 0  # exactly
+    assert again.gained == evaluate.Estimate(0, 0, 0)
+    assert (again.scores, again.length, again.loss) == (first.scores, first.length, first.loss)
+    told = evaluate.stories_of(other, coder, on.prompts, config)
+    own, before = (evaluate.story_log_probs(model, told, 1) for model in (other, baseline))
+    found = evaluate.measured("c", other, {}, baseline, [1.0] * len(words), on, coder, config)
+    assert found.kl == pytest.approx(numpy.mean(numpy.subtract(own, before)), abs=1e-4)
+    assert found.kl > 1
+    assert found.gained.mean == pytest.approx(found.words_used.mean - 1)
+    assert found.length == pytest.approx(numpy.mean([len(story.ids) for story in told]))
+    assert found.ended == numpy.mean([story.stop == "end" for story in told])
+
+
 @pytest.mark.usefixtures("big_workspace")
 def test_command_compares_what_it_finds(
     command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
@@ -103,8 +127,12 @@ def test_command_compares_what_it_finds(
     checkpoint.save(Path("checkpoints/ppo-0.05/final.pt"), model, facts)
     checkpoint.save(Path("checkpoints/ppo-0.05/rollout-0003.pt"), model, facts)
     checkpoint.save(checkpoint.DPO, tiny(context=700, seed=5, scale=20.0), {"step": 1})
+    Path("checkpoints/ppo-0.05/rollout-0006.pt").write_bytes(b"cut short")
     assert command("evaluate", *FAST) == 0
-    rows = {one["name"]: one for one in json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))["models"]}
+    content = json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))
+    rows = {one["name"]: one for one in content["models"]}
+    assert content["command"] == ["evaluate.py", *FAST]
+    assert (content["config"]["seed"], content["machine"]["device"]) == (1, "cpu")
     assert list(rows) == ["finetuned", "dpo", "ppo-0.05"]
     same, other = rows["ppo-0.05"], rows["dpo"]
     assert same["kl"] == 0
@@ -112,11 +140,15 @@ def test_command_compares_what_it_finds(
     assert same["loss"] == rows["finetuned"]["loss"] != other["loss"]
     assert other["kl"] > 0
     assert len(same["scores"]) == 10
-    assert 0 <= same["pass_1"]["mean"] <= same["pass_8"]["mean"] <= 1
+    assert list(same["pass_at"]) == ["1", "3"]
+    assert 0 <= same["pass_at"]["1"]["mean"] <= same["pass_at"]["3"]["mean"] <= 1
+    assert same["facts"]["words_used"] == 0.2
     assert (evaluate.FOLDER / "comparison.png").stat().st_size > 1_000
     assert (evaluate.FOLDER / "frontier.png").stat().st_size > 1_000
     out = capsys.readouterr().out
     assert "words used" in out
+    assert "pass@3" in out
+    assert "left out of the picture: checkpoints/ppo-0.05/rollout-0006.pt" in out.replace("\\", "/")
     assert "Once upon a time" in out
 
 
@@ -129,8 +161,40 @@ def test_without_problems_and_with_named_checkpoints(
     rows = json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))["models"]
     assert [one["name"] for one in rows] == ["finetuned", "mine.pt"]
     assert rows[0]["accuracy"] is None
-    assert command("evaluate", "missing.pt", *FAST) == 1
-    assert "missing.pt is missing" in capsys.readouterr().err
+    capsys.readouterr()
+    assert command("evaluate", "mine.pt", "missing.pt", *FAST, "--problems", "0") == 1
+    said = capsys.readouterr()
+    assert "missing.pt is missing" in said.err
+    assert "% of the words used" not in said.out  # said before anything is measured
+
+
+def test_problems_are_graded_by_row(
+    tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two problems of which the first is always answered right, whatever the batch: 1, 0, and not 0.5, 0.5."""
+    asked = [Problem("one", "#### 1"), Problem("two", "#### 2")]
+
+    def solve(_model: GPT, coder: Tokenizer, questions: list[str], **_: object) -> list[Completion]:
+        ids = [*coder.encode("#### 1"), coder.end]
+        return [Completion([1], ids, [True] * len(ids), "end") for _ in questions]
+
+    monkeypatch.setattr(evaluate, "solve", solve)
+    for batch in (1, 3, 16):
+        config = evaluate.Config(batch=batch, answers=4, resamples=500)
+        assert evaluate.answers_right(tiny(), coder, asked, config, 0.0) == [True, False]
+        accuracy, pass_at = evaluate.problem_estimates(tiny(), coder, asked, config)
+        assert accuracy == evaluate.Estimate(0.5, 0.0, 1.0)
+        assert pass_at == {1: evaluate.Estimate(0.5, 0.0, 1.0), 4: evaluate.Estimate(0.5, 0.0, 1.0)}
+
+
+def test_found_names_each_checkpoint_once(workspace: Path) -> None:
+    for name in ("ppo-0.5/final.pt", "ppo-0.05/final.pt", "dpo.pt", "base.pt"):
+        (workspace / "checkpoints" / name).parent.mkdir(exist_ok=True)
+        (workspace / "checkpoints" / name).touch()
+    paths = evaluate.found(evaluate.Config())
+    assert [evaluate.name_of(path) for path in paths] == ["finetuned", "dpo", "ppo-0.05", "ppo-0.5"]
+    named = (workspace / checkpoint.FINETUNED, checkpoint.BASE, checkpoint.BASE)
+    assert [evaluate.name_of(path) for path in evaluate.found(evaluate.Config(named))][1:] == ["base"]
 
 
 @pytest.mark.usefixtures("workspace")
@@ -139,7 +203,24 @@ def test_bad_files_are_one_line(
 ) -> None:
     checkpoint.save(Path("other.pt"), tiny(context=64), {"step": 0})
     assert command("evaluate", "other.pt", *FAST, "--problems", "0") == 1
-    assert "other.pt has another vocabulary or context" in capsys.readouterr().err
+    assert "other.pt has a context of 64 tokens" in capsys.readouterr().err
+    checkpoint.save(Path("other.pt"), tiny(context=128, vocabulary=300), {"step": 0})
+    assert command("evaluate", "other.pt", *FAST, "--problems", "0") == 1
+    assert "other.pt has 300 tokens" in capsys.readouterr().err
+    Path("other.pt").write_bytes(b"not a model")
+    assert command("evaluate", "other.pt", *FAST, "--problems", "0") == 1
+    assert "other.pt is cut short or not a checkpoint" in capsys.readouterr().err
+    assert command("evaluate", *FAST) == 1
+    assert "--problems 2: none fits the context of 128 tokens" in capsys.readouterr().err
+    assert command("evaluate", *FAST, "--opening", "x" * 200) == 1
+    assert "--opening" in capsys.readouterr().err
+    assert command("evaluate", *FAST, "--answers", "0") == 2
+    assert "--answers 0: at least 1" in capsys.readouterr().err
+    Path("runs").write_text("a file", encoding="utf-8")
+    assert command("evaluate", *FAST, "--problems", "0") == 1
+    said = capsys.readouterr()
+    assert "cannot be written" in said.err
+    assert "% of the words used" not in said.out
     Path("data/stories-heldout.txt").write_text("x" * 500, encoding="utf-8")
     assert command("evaluate", *FAST) == 1
     assert "every story is longer" in capsys.readouterr().err
@@ -147,3 +228,8 @@ def test_bad_files_are_one_line(
     Path("data/stories-heldout.txt").write_text("A story.", encoding="utf-8")
     assert command("evaluate", *FAST) == 1
     assert "python prepare.py" in capsys.readouterr().err
+    checkpoint.FINETUNED.unlink()
+    assert command("evaluate", *FAST) == 1
+    err = capsys.readouterr().err
+    assert "finetuned.pt is missing: python finetune.py makes it" in err
+    assert err.count("\n") == 1
