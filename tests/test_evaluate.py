@@ -53,6 +53,7 @@ def test_distinct_pairs_and_repeated_4grams_by_hand() -> None:
     assert evaluate.repeated_4grams([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
     assert evaluate.repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
     assert evaluate.repeated_4grams([[1, 2, 3], []]) == 0
+    assert evaluate.repeated_4grams([[1, 2, 3, 9, 1, 2, 3, 8]]) == 0  # three tokens come again, never four
 
 
 def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
@@ -108,6 +109,10 @@ def test_a_model_differs_from_itself_in_nothing(tiny: Callable[..., GPT], coder:
     assert first.kl == again.kl == 0  # exactly
     assert again.gained == evaluate.Estimate(0, 0, 0)
     assert (again.scores, again.length, again.loss) == (first.scores, first.length, first.loss)
+    with torch.no_grad():
+        log_probs = baseline(torch.tensor([[256, 65]]))[0].log_softmax(-1)
+    by_hand = -(log_probs[0, 65] + log_probs[1, 256]).item() / 2  # the story's token and the end of text
+    assert first.loss == pytest.approx(by_hand, abs=1e-5)
     told = evaluate.stories_of(other, coder, on.prompts, config)
     own, before = (evaluate.story_log_probs(model, told, 1) for model in (other, baseline))
     found = evaluate.measured("c", other, {}, baseline, [1.0] * len(words), on, coder, config)
@@ -168,13 +173,34 @@ def test_without_problems_and_with_named_checkpoints(
     assert "% of the words used" not in said.out  # said before anything is measured
 
 
+def test_every_model_gets_the_same_random_numbers(
+    tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = []
+
+    def generate(_model: GPT, prompts: list[list[int]], *, generator: torch.Generator, **_: object) -> list[Completion]:
+        states.append(generator.get_state())
+        return [Completion(prompt, [coder.end], [True], "end") for prompt in prompts]
+
+    monkeypatch.setattr(evaluate, "generate", generate)
+    for model, seed in ((tiny(), 1), (tiny(seed=2), 1), (tiny(), 2)):
+        evaluate.stories_of(model, coder, [[1]], evaluate.Config(seed=seed))
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
 def test_problems_are_graded_by_row(
     tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two problems of which the first is always answered right, whatever the batch: 1, 0, and not 0.5, 0.5."""
     asked = [Problem("one", "#### 1"), Problem("two", "#### 2")]
 
-    def solve(_model: GPT, coder: Tokenizer, questions: list[str], **_: object) -> list[Completion]:
+    temperatures: list[float] = []
+
+    def solve(
+        _model: GPT, coder: Tokenizer, questions: list[str], *, temperature: float, **_: object
+    ) -> list[Completion]:
+        temperatures.extend([temperature] * len(questions))
         ids = [*coder.encode("#### 1"), coder.end]
         return [Completion([1], ids, [True] * len(ids), "end") for _ in questions]
 
@@ -182,7 +208,9 @@ def test_problems_are_graded_by_row(
     for batch in (1, 3, 16):
         config = evaluate.Config(batch=batch, answers=4, resamples=500)
         assert evaluate.answers_right(tiny(), coder, asked, config, 0.0) == [True, False]
+        temperatures.clear()
         accuracy, pass_at = evaluate.problem_estimates(tiny(), coder, asked, config)
+        assert temperatures == [0.0] * 2 + [1.0] * 8
         assert accuracy == evaluate.Estimate(0.5, 0.0, 1.0)
         assert pass_at == {1: evaluate.Estimate(0.5, 0.0, 1.0), 4: evaluate.Estimate(0.5, 0.0, 1.0)}
 
