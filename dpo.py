@@ -7,7 +7,8 @@ Reads `checkpoints/finetuned.pt` and `data/pairs.jsonl` (from `preferences.py`).
 `runs/dpo-TIME/`.
 
 Rafailov et al. 2023 (arXiv 2305.18290), but the pairs are written by the model itself and preferred by code. The
-reference's log-probabilities are computed once, before the first step, by the policy, which is the reference then.
+reference's log-probabilities are computed once, before the first step, by the policy, which is the reference then, and
+in the minibatches that the steps use: the first loss is exactly log 2, in bfloat16, too.
 """
 
 import time
@@ -56,8 +57,9 @@ class Config:
         ):
             if value < 1:
                 raise ValueError(f"{flag} {value}: at least 1")
-        if not 0 < self.beta < float("inf"):
-            raise ValueError(f"--beta {self.beta}: more than 0")
+        for name in ("beta", "lr", "max_norm"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: more than 0")
 
 
 def answer_log_probs(model: GPT, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Tensor:
@@ -89,6 +91,8 @@ def dpo_loss(
     Source: Rafailov et al. 2023 (arXiv 2305.18290), equation 7; the rewards are those of section 4 without the term
     that depends on the prompt alone.
     """
+    shapes = {tuple(side.shape) for side in (policy_chosen, policy_rejected, reference_chosen, reference_rejected)}
+    assert len(shapes) == 1, shapes  # (B,) against (B, 1) would broadcast to every pair with every other in silence
     chosen = beta * (policy_chosen - reference_chosen)
     rejected = beta * (policy_rejected - reference_rejected)
     return -F.logsigmoid(chosen - rejected), chosen, rejected
@@ -109,63 +113,69 @@ def fitting(pairs: Sequence[Pair], coder: Tokenizer, context: int) -> list[Pair]
     return kept
 
 
+def step_metrics(loss: Tensor, chosen: Tensor, rejected: Tensor, log_probs: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """What one step logs, means over its pairs. chosen, rejected: (B,) rewards. log_probs: (B,) each, of the policy."""
+    margin = chosen - rejected
+    return {
+        "loss/dpo": loss.item(),
+        "rewards/accuracies": (margin > 0).float().mean().item(),
+        "rewards/margins": margin.mean().item(),
+        "rewards/chosen": chosen.mean().item(),
+        "rewards/rejected": rejected.mean().item(),
+        "logps/chosen": log_probs[0].mean().item(),
+        "logps/rejected": log_probs[1].mean().item(),
+    }
+
+
 def train(policy: GPT, pairs: list[Pair], coder: Tokenizer, config: Config, log: Log) -> dict[str, float]:
-    """Trains the policy in place, dropout off; returns the metrics of the last step."""
+    """Trains the policy in place, dropout off; returns the metrics of the last step that was taken.
+
+    Raises: UserError where no step could be.
+    """
     policy.eval()
-    steps_of_a_pass = -(-len(pairs) // config.minibatch)
+    rows = torch.randperm(len(pairs), generator=runtime.generator(config.seed, 1))
+    minibatches = [[pairs[row] for row in part.tolist()] for part in torch.split(rows, config.minibatch)]
     with torch.no_grad(), runtime.autocast(policy.device, config.precision):
-        parts = [
-            pair_log_probs(policy, pairs[start : start + config.minibatch], coder)
-            for start in tqdm(range(0, len(pairs), config.minibatch), desc="reference", unit="batch", disable=None)
+        reference = [
+            pair_log_probs(policy, minibatch, coder)
+            for minibatch in tqdm(minibatches, desc="reference", unit="batch", disable=None)
         ]
-    reference_chosen, reference_rejected = (torch.cat(side) for side in zip(*parts, strict=True))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.lr, weight_decay=0.0, fused=True)
-    shuffling = runtime.generator(config.seed, 1)
+    shuffling = runtime.generator(config.seed, 2)
     metrics: dict[str, float] = {}
-    step = skipped = 0
-    began = time.monotonic()
-    for _ in range(config.passes):
-        for rows in torch.split(torch.randperm(len(pairs), generator=shuffling), config.minibatch):
-            with runtime.autocast(policy.device, config.precision):
-                chosen, rejected = pair_log_probs(policy, [pairs[row] for row in rows.tolist()], coder)
-            rows = rows.to(policy.device)
-            losses, chosen_rewards, rejected_rewards = dpo_loss(
-                chosen, rejected, reference_chosen[rows], reference_rejected[rows], config.beta
+    steps, skipped, began = config.passes * len(minibatches), 0, time.monotonic()
+    # The same minibatches in a new order each pass: their reference was computed in their own shapes.
+    order = [
+        index for _ in range(config.passes) for index in torch.randperm(len(minibatches), generator=shuffling).tolist()
+    ]
+    for step, index in enumerate(order, start=1):
+        with runtime.autocast(policy.device, config.precision):
+            log_probs = pair_log_probs(policy, minibatches[index], coder)
+        (policy_chosen, policy_rejected), (reference_chosen, reference_rejected) = log_probs, reference[index]
+        losses, chosen, rejected = dpo_loss(
+            policy_chosen, policy_rejected, reference_chosen, reference_rejected, beta=config.beta
+        )
+        loss = losses.mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_norm)
+        if not (loss.isfinite() and norm.isfinite()):
+            skipped += 1
+            log.scalars(step, {"skipped_steps": skipped})
+            continue
+        optimizer.step()
+        metrics = step_metrics(loss, chosen, rejected, log_probs)
+        log.scalars(step, {**metrics, "grad_norm": norm.item(), "skipped_steps": skipped, "lr": config.lr})
+        if step % config.print_every == 0 or step in (1, steps):
+            minutes = (time.monotonic() - began) / step * (steps - step) / 60
+            print(
+                f"step {step}/{steps}  loss {metrics['loss/dpo']:.4f}  accuracy {metrics['rewards/accuracies']:.2f}"
+                f"  margin {metrics['rewards/margins']:.3f}  {minutes:.0f} min left",
+                flush=True,
             )
-            loss = losses.mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_norm)
-            step += 1
-            if not (loss.isfinite() and norm.isfinite()):
-                skipped += 1
-                continue
-            optimizer.step()
-            margin = chosen_rewards - rejected_rewards
-            metrics = {
-                "loss/dpo": loss.item(),
-                "rewards/accuracies": (margin > 0).float().mean().item(),
-                "rewards/margins": margin.mean().item(),
-                "rewards/chosen": chosen_rewards.mean().item(),
-                "rewards/rejected": rejected_rewards.mean().item(),
-                "logps/chosen": chosen.mean().item(),
-                "logps/rejected": rejected.mean().item(),
-                "grad_norm": norm.item(),
-                "skipped_steps": skipped,
-                "lr": config.lr,
-            }
-            log.scalars(step, metrics)
-            if step % config.print_every == 0 or step in (1, config.passes * steps_of_a_pass):
-                left = (time.monotonic() - began) / step * (config.passes * steps_of_a_pass - step) / 60
-                print(
-                    f"step {step}/{config.passes * steps_of_a_pass}  loss {metrics['loss/dpo']:.4f}"
-                    f"  accuracy {metrics['rewards/accuracies']:.2f}  margin {metrics['rewards/margins']:.3f}"
-                    f"  {left:.0f} min left",
-                    flush=True,
-                )
     if not metrics:
         raise UserError("every step had a loss that is no number: nothing was saved; lower --lr")
-    return metrics
+    return {**metrics, "step": steps, "skipped_steps": skipped}
 
 
 def main() -> None:
@@ -174,7 +184,7 @@ def main() -> None:
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
     policy, _ = checkpoint.load(config.model, device)
-    read = preferences.read_pairs(config.pairs, policy.config.vocabulary)
+    read = preferences.read_pairs(config.pairs, coder)
     pairs = fitting(read, coder, policy.config.context)
     print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
     facts: dict[str, Any] = runtime.machine_facts(device, config.precision, config.seed)
@@ -183,7 +193,8 @@ def main() -> None:
     metrics = train(policy, pairs, coder, config, log)
     log.close()
     checkpoint.save(checkpoint.DPO, policy, {**facts, "pairs": len(pairs), "passes": config.passes, **metrics})
-    print(f"{checkpoint.DPO}: {metrics['rewards/accuracies']:.0%} of the last pairs ranked right")
+    skipped = f"; {metrics['skipped_steps']} steps without a finite loss skipped" if metrics["skipped_steps"] else ""
+    print(f"{checkpoint.DPO}: {metrics['rewards/accuracies']:.0%} of the last step's pairs ranked right{skipped}")
 
 
 if __name__ == "__main__":

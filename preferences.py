@@ -7,16 +7,17 @@ Reads `checkpoints/finetuned.pt` and `data/instructions-train.jsonl`. Writes `da
 JSON line a pair, with the words, and of both stories the text and the ids. Ids are kept because a story cut at the
 limit has no end of text, which its text does not show.
 
-There is no reward model and no human: `stories.words_used` is the preference. A group whose best and worst story use
-equally many words, or are the same story, says nothing and is dropped and counted.
+There is no reward model and no human: `stories.words_used` is the preference. A group of which all stories use equally
+many words, identical ones among them, says nothing and is dropped and counted.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -63,47 +64,62 @@ class Pair:
     """Two stories for one instruction, the first preferred."""
 
     words: tuple[str, ...]
-    chosen: list[int]  # ids of the story, the end of text where the model wrote it
+    chosen: list[int]  # ids of the story; they end in the end of text where the model wrote it, not where it was cut
     rejected: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Words to use and the prompt that asks for them."""
+
+    words: tuple[str, ...]
+    prompt: list[int]
+
+
+def fitting(asked: Sequence[tuple[str, ...]], coder: Tokenizer, longest: int) -> list[Instruction]:
+    """The instructions whose prompt has up to `longest` tokens.
+
+    Raises: UserError where none does.
+    """
+    known = [Instruction(words, coder.prompt(tokenizer.story_request(words))) for words in asked]
+    kept = [instruction for instruction in known if len(instruction.prompt) <= longest]
+    if not kept:
+        raise UserError(f"no line of {stories.TRAIN_INSTRUCTIONS} leaves room for a story: lower --limit")
+    return kept
+
+
 def preferred(words: tuple[str, ...], told: Sequence[Completion], coder: Tokenizer) -> Pair | None:
-    """Most of the words against fewest, the first story of equals; None where they tie or are one story."""
+    """Most of the words against fewest, the first story of equals; None where all tie, as identical stories do."""
     scores = [stories.words_used(coder.answer_text(story.ids), words) for story in told]
-    best, worst = told[scores.index(max(scores))], told[scores.index(min(scores))]
-    if max(scores) == min(scores) or coder.answer_text(best.ids) == coder.answer_text(worst.ids):
+    most, fewest = max(scores), min(scores)
+    if most == fewest:
         return None
-    return Pair(words, best.ids, worst.ids)
+    return Pair(words, told[scores.index(most)].ids, told[scores.index(fewest)].ids)
 
 
-def written_pairs(model: GPT, coder: Tokenizer, config: Config) -> tuple[list[Pair], int]:
-    """Up to `config.pairs` pairs, and the number of groups dropped on the way; fewer where the instructions run out."""
-    known = stories.read_instructions(stories.TRAIN_INSTRUCTIONS)
-    room = model.config.context - config.limit
-    prompts = [(words, coder.prompt(tokenizer.story_request(words))) for words in known]
-    fitting = [(words, prompt) for words, prompt in prompts if len(prompt) <= room]
-    if not fitting:
-        raise UserError(
-            f"no line of {stories.TRAIN_INSTRUCTIONS} leaves room for --limit {config.limit} tokens: lower it"
-        )
-    order = torch.randperm(len(fitting), generator=runtime.generator(config.seed, 1)).tolist()
+def written_pairs(
+    model: GPT, instructions: Sequence[Instruction], coder: Tokenizer, config: Config
+) -> tuple[list[Pair], int]:
+    """`config.pairs` pairs and the number of groups dropped on the way; fewer where the instructions run out."""
+    order = torch.randperm(len(instructions), generator=runtime.generator(config.seed, 1)).tolist()
     writing = runtime.generator(config.seed, 2)
     pairs: list[Pair] = []
     dropped = 0
     with tqdm(total=config.pairs, desc="pairs", unit="pair", disable=None) as bar:
         for start in range(0, len(order), config.batch):
-            asked = [fitting[index] for index in order[start : start + config.batch]]
-            rows = [prompt for _, prompt in asked for _ in range(config.group)]
+            asked = [instructions[index] for index in order[start : start + config.batch]]
+            rows = [instruction.prompt for instruction in asked for _ in range(config.group)]
             with runtime.autocast(model.device, config.precision):
                 told = generate(model, rows, end=coder.end, limit=config.limit, generator=writing)
-            for index, (words, _) in enumerate(asked):
-                pair = preferred(words, told[index * config.group : (index + 1) * config.group], coder)
-                dropped += pair is None
-                if pair is not None and len(pairs) < config.pairs:
-                    pairs.append(pair)
-                    bar.update()
-            if len(pairs) == config.pairs:
-                break
+            for index, instruction in enumerate(asked):
+                pair = preferred(instruction.words, told[index * config.group : (index + 1) * config.group], coder)
+                if pair is None:
+                    dropped += 1
+                    continue
+                pairs.append(pair)
+                bar.update()
+                if len(pairs) == config.pairs:
+                    return pairs, dropped
     return pairs, dropped
 
 
@@ -125,29 +141,49 @@ def write_pairs(pairs: Sequence[Pair], coder: Tokenizer, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free it, then run again") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
-def read_pairs(path: Path, vocabulary: int) -> list[Pair]:
+def story_ids(row: dict[str, Any], side: str, coder: Tokenizer) -> list[int]:
+    """Ids of the chosen or the rejected story of a line.
+
+    Raises: ValueError where they are no story, or not the one whose text stands beside them: the tokenizer is another.
+    """
+    ids = row[f"{side}_ids"]
+    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+        raise ValueError(f"{side}_ids is not a list of ids")
+    if not 0 <= min(ids) <= max(ids) < coder.vocabulary or coder.end in ids[:-1]:
+        raise ValueError(f"{side}_ids is no story of this tokenizer")
+    if coder.answer_text(ids) != row[side]:
+        raise ValueError(f"{side}_ids and {side} differ")
+    return ids
+
+
+def read_pairs(path: Path, coder: Tokenizer) -> list[Pair]:
     """The pairs of a file.
 
-    Raises: UserError where it is missing, empty, or has a line that is no pair or an id beyond `vocabulary`.
+    Raises: UserError where it is missing, empty, or has a line that is no pair or was written with another tokenizer.
     """
     pairs = []
     lines = stories.lines_of(stories.read_text(path, "python preferences.py makes it"))
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            sides = [row["chosen_ids"], row["rejected_ids"]]
-            known = all(isinstance(token, int) and 0 <= token < vocabulary for side in sides for token in side)
-            if not known or not all(sides):
-                raise ValueError
-            pairs.append(Pair(stories.checked_words(row["words"]), *sides))
+            words = stories.checked_words(row["words"])
+            pairs.append(Pair(words, story_ids(row, "chosen", coder), story_ids(row, "rejected", coder)))
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number} is no pair: python preferences.py makes it anew") from None
+            raise UserError(
+                f"{path}, line {number} is no pair of this tokenizer: python preferences.py makes it anew"
+            ) from None
     return pairs
 
 
@@ -158,13 +194,17 @@ def main() -> None:
     model, _ = checkpoint.load(config.model, device)
     if config.limit >= model.config.context:
         raise UserError(f"--limit {config.limit}: less than the model's context of {model.config.context} tokens")
-    pairs, dropped = written_pairs(model, coder, config)
+    known = stories.read_instructions(stories.TRAIN_INSTRUCTIONS)
+    instructions = fitting(known, coder, model.config.context - config.limit)
+    print(f"{len(instructions):,} instructions, {len(known) - len(instructions):,} dropped as too long")
+    pairs, dropped = written_pairs(model, instructions, coder, config)
     if not pairs:
         raise UserError(
-            f"all {dropped} groups tied: the model's stories use the words equally often; ask a better model"
+            f"all {dropped} groups tied: the model's stories use the words equally often; pass a better --model"
         )
     write_pairs(pairs, coder, PAIRS)
-    print(f"{PAIRS}: {len(pairs):,} of {config.pairs:,} pairs; {dropped:,} groups that tied or were one story dropped")
+    ran_out = "; the instructions ran out" if len(pairs) < config.pairs else ""
+    print(f"{PAIRS}: {len(pairs):,} of {config.pairs:,} pairs; {dropped:,} groups that tied dropped{ran_out}")
 
 
 if __name__ == "__main__":
