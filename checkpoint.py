@@ -96,4 +96,6 @@ def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, d
         facts = dict(content["facts"])
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
         raise UserError(f"{path} holds a model of another shape, or none: {maker} makes one") from None
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise UserError(f"{path} holds weights that are no numbers: {maker} makes one")
     return model.to(device).eval(), facts

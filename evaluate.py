@@ -383,11 +383,13 @@ def draw_frontier(results: Sequence[Result], saved: dict[str, list[dict[str, Any
         axes.plot(
             [facts["kl"] for facts in run], used, marker=marker, ms=4, color=color, label=f"{name}, while it trained"
         )
-    for one in results:
+    for index, one in enumerate(results):
         mean = 100 * one.words_used.mean
         error = [[mean - 100 * one.words_used.low], [100 * one.words_used.high - mean]]
         axes.errorbar(one.kl, mean, yerr=error, fmt="s", color=BLUE, capsize=3)
-        axes.annotate(one.name, (one.kl, mean), textcoords="offset points", xytext=(6, 5))
+        side = (6, -14) if index % 2 else (6, 5)  # below and above in turn: models may lie close together
+        axes.annotate(one.name, (one.kl, mean), textcoords="offset points", xytext=side)
+    axes.margins(x=0.15)  # room for the last name
     axes.set_xlabel("KL from the fine-tuned model (nats a story)")
     axes.set_ylabel("requested words used (%), 95 % interval")
     if saved:

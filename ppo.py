@@ -280,14 +280,9 @@ def rollout(
         completions = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=generator)
         ids, mask = packed(completions, learner.policy.device)
         # In the update's batch shapes, so that in bfloat16, too, the first ratio is 1.
-        parts = [
-            torch.arange(start, min(start + config.minibatch, len(ids)), device=ids.device)
-            for start in range(0, len(ids), config.minibatch)
-        ]
-        log_probs, values = map(
-            torch.cat, zip(*(policy_outputs(learner, ids[rows], mask[rows]) for rows in parts), strict=True)
-        )
-        reference = torch.cat([token_log_probs(learner.reference, ids[rows], mask[rows]) for rows in parts])
+        parts = list(zip(ids.split(config.minibatch), mask.split(config.minibatch), strict=True))
+        log_probs, values = map(torch.cat, zip(*(policy_outputs(learner, *part) for part in parts), strict=True))
+        reference = torch.cat([token_log_probs(learner.reference, *part) for part in parts])
     scores = [score(wanted, story, coder) for wanted, story in zip(instructions, completions, strict=True)]
     return Rollout(
         instructions, completions, ids, mask, torch.tensor(scores, device=ids.device), log_probs, reference, values
@@ -380,17 +375,23 @@ def sample_table(batch: Rollout, coder: Tokenizer, number: int) -> str:
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, heldout: list[Instruction], coder: Tokenizer, config: Config) -> tuple[float, str]:
-    """Share of the words used on held-out instructions, 0 to 1, and the demo story; one series of draws each time."""
+def evaluate(
+    learner: Learner, heldout: list[Instruction], coder: Tokenizer, config: Config
+) -> tuple[float, float, str]:
+    """Words used on held-out instructions, 0 to 1, those stories' mean KL, nats, and the demo story; the same draws."""
     with runtime.autocast(learner.policy.device, config.precision):
         prompts = [wanted.prompt for wanted in heldout]
         source = runtime.generator(config.seed, 2)
         told = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=source)
+        ids, mask = packed(told, learner.policy.device)
+        apart = 0.0
+        for part in zip(ids.split(config.minibatch), mask.split(config.minibatch), strict=True):
+            apart += (token_log_probs(learner.policy, *part) - token_log_probs(learner.reference, *part)).sum().item()
         prompt = coder.prompt(tokenizer.story_request(config.demo))
         source = runtime.generator(config.seed, 3)
         demo = generate(learner.policy, [prompt], end=coder.end, limit=config.demo_limit, generator=source)[0]
     scores = [score(wanted, story, coder) for wanted, story in zip(heldout, told, strict=True)]
-    return sum(scores) / len(scores), coder.answer_text(demo.ids)
+    return sum(scores) / len(scores), apart / len(told), coder.answer_text(demo.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +406,10 @@ class Run:
     facts: dict[str, Any]  # of each of them
 
 
-def evaluated(run: Run, heldout: list[Instruction], number: int, minutes: float, kl: float) -> float:
+def evaluated(run: Run, heldout: list[Instruction], number: int, minutes: float) -> float:
     """Evaluates, logs, prints and saves the policy after rollout `number`; returns the share of words used, 0 to 1."""
-    used, demo = evaluate(run.learner, heldout, run.coder, run.config)
-    run.log.scalars(number, {"eval/words_used": used})
+    used, kl, demo = evaluate(run.learner, heldout, run.coder, run.config)
+    run.log.scalars(number, {"eval/words_used": used, "eval/kl": kl})
     run.log.text(number, "demo", runtime.markdown(demo))
     print(
         f"words used on {len(heldout)} held-out instructions: {used:.1%}\n    " + demo.replace("\n", "\n    "),
@@ -433,7 +434,7 @@ def train(run: Run) -> None:
         )
     draws, writing, shuffling = (runtime.generator(config.seed, stream) for stream in (10, 11, 12))
     number, spent = 0, 0.0  # rollouts, seconds
-    used = evaluated(run, heldout, number, spent, kl=0.0)
+    used = evaluated(run, heldout, number, spent)
     while spent < 60 * config.minutes:
         began = time.monotonic()
         instructions = drawn_instructions(known, config.groups, config.group, draws)
@@ -453,7 +454,7 @@ def train(run: Run) -> None:
         )
         if number % config.evaluate_every == 0 or spent >= 60 * config.minutes:
             run.log.text(number, "samples", sample_table(batch, coder, config.samples))
-            used = evaluated(run, heldout, number, spent / 60, metrics["objective/kl"])
+            used = evaluated(run, heldout, number, spent / 60)
     print(
         f"{run.folder / 'final.pt'}: {used:.1%} of the words used, after {number} rollouts in {spent / 60:.1f} minutes"
     )
