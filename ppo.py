@@ -280,7 +280,7 @@ def rollout(
         completions = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=generator)
         ids, mask = packed(completions, learner.policy.device)
         # In the update's batch shapes, so that in bfloat16, too, the first ratio is 1.
-        parts = list(zip(ids.split(config.minibatch), mask.split(config.minibatch), strict=True))
+        parts = list(zip(torch.split(ids, config.minibatch), torch.split(mask, config.minibatch), strict=True))
         log_probs, values = map(torch.cat, zip(*(policy_outputs(learner, *part) for part in parts), strict=True))
         reference = torch.cat([token_log_probs(learner.reference, *part) for part in parts])
     scores = [score(wanted, story, coder) for wanted, story in zip(instructions, completions, strict=True)]
@@ -385,7 +385,7 @@ def evaluate(
         told = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=source)
         ids, mask = packed(told, learner.policy.device)
         apart = 0.0
-        for part in zip(ids.split(config.minibatch), mask.split(config.minibatch), strict=True):
+        for part in zip(torch.split(ids, config.minibatch), torch.split(mask, config.minibatch), strict=True):
             apart += (token_log_probs(learner.policy, *part) - token_log_probs(learner.reference, *part)).sum().item()
         prompt = coder.prompt(tokenizer.story_request(config.demo))
         source = runtime.generator(config.seed, 3)
