@@ -13,7 +13,6 @@ instructions or problems, and for differences to the fine-tuned model over pairs
 import contextlib
 import itertools
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,14 +27,14 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import checkpoint
-import problems
 import runtime
+import situations
 import stories
 import tokenizer
 from model import GPT, ModelConfig, mean_loss, padded, token_log_probs
-from problems import Problem
+from problems import Problem, pass_at_k
 from runtime import Device, Precision, UserError
-from sample import Completion, fits, generate, solve
+from sample import Completion, fits, generate, right_answers
 from tokenizer import Tokenizer
 
 FOLDER = Path("runs/evaluate")
@@ -100,7 +99,7 @@ class Result:
     kl: float  # from the baseline, nats a story
     next_words: list[tuple[str, float]]  # likeliest after the opening, with probabilities
     accuracy: Estimate | None  # share of problems solved by the greedy answer; None without problems
-    pass_at: dict[int, Estimate]  # by k, 1 and all of a problem's answers; empty without problems
+    pass_at: dict[int, Estimate]  # by k, from 1 to all of a problem's answers; empty without problems
     facts: dict[str, Any]  # of the checkpoint
 
 
@@ -126,17 +125,6 @@ def bootstrap(values: Sequence[float], resamples: int, seed: int) -> Estimate:
     means = [data[rng.integers(len(data), size=len(data))].mean() for _ in range(resamples)]
     low, high = numpy.percentile(means, (2.5, 97.5))
     return Estimate(float(data.mean()), float(low), float(high))
-
-
-def pass_at_k(answers: int, right: int, k: int) -> float:
-    """Chance that k of `answers` answers, `right` of them right, hold a right one.
-
-    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k).
-    Raises: ValueError where k answers are not to be had.
-    """
-    if not 1 <= k <= answers or not 0 <= right <= answers:
-        raise ValueError(f"pass@{k} of {answers} answers, {right} right")
-    return 1 - math.comb(answers - right, k) / math.comb(answers, k)
 
 
 def distinct_pairs(rows: Sequence[Sequence[int]]) -> float:
@@ -185,36 +173,22 @@ def stories_of(model: GPT, coder: Tokenizer, prompts: Sequence[list[int]], confi
     return told
 
 
-def answers_right(
-    model: GPT, coder: Tokenizer, asked: Sequence[Problem], config: Config, temperature: float
-) -> list[bool]:
-    """Whether the model's answer to each problem is right, calculator in the loop."""
-    source = runtime.generator(config.seed, 2)
-    right: list[bool] = []
-    for start in tqdm(range(0, len(asked), config.batch), "problems", unit="batch", disable=None, leave=False):
-        part = asked[start : start + config.batch]
-        questions = [problem.question for problem in part]
-        told = solve(model, coder, questions, limit=config.limit, generator=source, temperature=temperature)
-        right += [
-            problems.grade(coder.answer_text(answer.ids), problem.answer)
-            for answer, problem in zip(told, part, strict=True)
-        ]
-    return right
-
-
 def problem_estimates(
     model: GPT, coder: Tokenizer, asked: Sequence[Problem], config: Config
 ) -> tuple[Estimate | None, dict[int, Estimate]]:
-    """Accuracy of greedy answers, and pass@1 and pass@`answers` of sampled ones by k; none of them without problems."""
+    """Accuracy of greedy answers, and pass@k of sampled ones by k; none of them without problems."""
     if not asked:
         return None, {}
-    greedy = answers_right(model, coder, asked, config, 0.0)
-    repeated = [problem for problem in asked for _ in range(config.answers)]
-    flat = answers_right(model, coder, repeated, config, 1.0)
-    right = [sum(flat[start : start + config.answers]) for start in range(0, len(flat), config.answers)]
+    how = {"limit": config.limit, "batch": config.batch}
+    greedy = right_answers(
+        model, coder, asked, answers=1, generator=runtime.generator(config.seed, 2), temperature=0.0, **how
+    )
+    right = right_answers(
+        model, coder, asked, answers=config.answers, generator=runtime.generator(config.seed, 3), temperature=1.0, **how
+    )
     pass_at = {
         k: bootstrap([pass_at_k(config.answers, count, k) for count in right], config.resamples, config.seed)
-        for k in (1, config.answers)
+        for k in range(1, config.answers + 1)
     }
     return bootstrap(greedy, config.resamples, config.seed), pass_at
 
@@ -238,7 +212,7 @@ def material(coder: Tokenizer, baseline: GPT, config: Config) -> Material:
         print(f"{stories.HELDOUT_INSTRUCTIONS} has {len(known)} instructions, fewer than --instructions asks for")
     if len(coder.encode(config.opening)) >= context:
         raise UserError(f"--opening {config.opening[:20]!r}...: shorter than the context of {context} tokens")
-    drawn = problems.generated_problems(config.problems, config.seed, "test")
+    drawn = situations.generated_problems(config.problems, config.seed, "test")
     asked = [problem for problem in drawn if fits(baseline, coder.prompt(problem.question))]
     if drawn and not asked:
         raise UserError(f"--problems {len(drawn)}: none fits the context of {context} tokens; --problems 0 leaves out")
@@ -323,7 +297,8 @@ def name_of(path: Path) -> str:
 def table(results: Sequence[Result]) -> str:
     """The comparison as text: a row a model, a column a measure."""
     measures = ("words used %", "gained", "loss", "ended", "length", "distinct-2", "repeated-4", "KL")
-    solving = ("accuracy %", *(f"pass@{k} %" for k in results[0].pass_at)) if results[0].accuracy else ()
+    shown = sorted({min(results[0].pass_at), max(results[0].pass_at)}) if results[0].pass_at else []
+    solving = ("accuracy %", *(f"pass@{k} %" for k in shown)) if results[0].accuracy else ()
     rows: list[tuple[str, ...]] = [("model", *measures, *solving)]
     for one in results:
         rows.append(
@@ -337,7 +312,7 @@ def table(results: Sequence[Result]) -> str:
                 f"{one.distinct_2:.3f}",
                 f"{one.repeated_4:.3f}",
                 f"{one.kl:.2f}",
-                *(percent(value) for value in (one.accuracy, *one.pass_at.values()) if value),
+                *(percent(value) for value in (one.accuracy, *(one.pass_at[k] for k in shown)) if value),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -3,7 +3,7 @@
     python finetune.py          one pass over stories and problems; an hour or more on two cores, see docs/results.md
     python finetune.py 0.3      three tenths of a pass
 
-Reads `checkpoints/base.pt`, `data/stories-train.jsonl` (from `prepare.py`) and generated problems (`problems.py`).
+Reads `checkpoints/base.pt`, `data/stories-train.jsonl` (from `prepare.py`) and generated problems (`situations.py`).
 Writes `checkpoints/finetuned.pt` in bfloat16, the model of the last step, and `runs/finetune-TIME/`.
 
 The loss is on answers only: the prompt and what the calculator supplies are read, never learned; the end of text is
@@ -28,6 +28,7 @@ from tqdm import tqdm
 import checkpoint
 import problems
 import runtime
+import situations
 import stories
 import tokenizer
 from model import GPT, mean_loss, padded, token_log_probs
@@ -201,7 +202,7 @@ def main() -> None:
     model, parent = checkpoint.load(config.base, device, config.dropout)
     told = [story_conversation(story, coder) for story in read_story_lines(config.stories)]
     solved = [
-        problem_conversation(p, coder) for p in problems.generated_problems(config.problems, config.seed, "train")
+        problem_conversation(p, coder) for p in situations.generated_problems(config.problems, config.seed, "train")
     ]
     conversations = fitting(told + solved, model.config.context)
     dropped = len(told) + len(solved) - len(conversations)

@@ -2,6 +2,7 @@
 
     python prepare.py                       downloads 60 MB of TinyStories, then 1 minute
     python prepare.py --stories PATH        the same from a local file, plain or TinyStories-Instruct
+    python prepare.py --gsm8k               brings GSM8K's word problems to data/gsm8k/, 5 MB, and nothing else
 
 Reads TinyStoriesV2-GPT4 (Eldan and Li 2023, arXiv 2305.07759; CDLA-Sharing-1.0), or a local file. Writes
 `data/tokens-train.npy` and `data/tokens-heldout.npy` (uint16, an end of text before each story),
@@ -27,6 +28,7 @@ from tqdm import tqdm
 
 import problems
 import runtime
+import situations
 import stories
 import tokenizer
 from runtime import UserError
@@ -45,6 +47,8 @@ class Config:
     problems: int = 20_000  # generated word problems the tokenizer sees beside the stories
     seed: int = 1
     url: str = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt"
+    gsm8k: bool = False  # bring only GSM8K's files (Cobbe et al. 2021; MIT), to data/gsm8k/
+    gsm8k_url: str = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data"
     timeout_s: int = 30  # seconds without an answer before a download counts as broken off
     draw: DrawConfig = dataclasses.field(default_factory=DrawConfig)  # which words stand in an instruction
 
@@ -64,18 +68,21 @@ class Config:
 DOWNLOAD = Path("data/tinystories-download.txt")
 TRAIN_TOKENS = Path("data/tokens-train.npy")
 HELDOUT_TOKENS = Path("data/tokens-heldout.npy")
+GSM8K = Path("data/gsm8k")
+GSM8K_BYTES = 10_000_000  # more than either of its files has
 
 
-def download(url: str, path: Path, size: int, timeout_s: int) -> None:
+def download(url: str, path: Path, size: int, timeout_s: int, otherwise: str) -> None:
     """Brings the first `size` bytes of `url` to `path` by HTTP range, going on behind what an earlier try left there.
 
+    otherwise: what a user who is offline can do.
     Raises: UserError where the connection fails or the server's answer is not the range asked for.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     have = path.stat().st_size if path.exists() else 0
     if have >= size:
         return
-    again = "run python prepare.py again to go on, or pass a local file with --stories PATH"
+    again = f"run python prepare.py again to go on, or {otherwise}"
     try:
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-{size - 1}"})
         with urllib.request.urlopen(request, timeout=timeout_s) as answer, path.open("ab") as file:
@@ -154,7 +161,8 @@ def prepare(config: Config) -> None:
     Raises: UserError where the source cannot be read, or has too few stories to hold some out.
     """
     if config.stories is None:
-        download(config.url, DOWNLOAD, config.megabytes * 1_000_000, config.timeout_s)
+        otherwise = "pass a local file with --stories PATH"
+        download(config.url, DOWNLOAD, config.megabytes * 1_000_000, config.timeout_s, otherwise)
         all_stories = downloaded_stories(DOWNLOAD, config.megabytes * 1_000_000)
     else:
         all_stories = stories.read_stories(config.stories)
@@ -168,7 +176,7 @@ def prepare(config: Config) -> None:
             f"{source} has {len(all_stories)} stories, of which none is held out: pass a file with more stories"
         )
     if config.new_tokenizer or not tokenizer.PATH.exists():
-        examples = problems.generated_problems(config.problems, config.seed, "train")
+        examples = situations.generated_problems(config.problems, config.seed, "train")
         tokenizer.save(
             new_ranks(
                 itertools.chain(texts[False], (f"{p.question}\n{p.answer}" for p in examples)), config.vocabulary
@@ -188,9 +196,23 @@ def prepare(config: Config) -> None:
         print(f"{path}: {number:,} instructions")
 
 
+def bring_gsm8k(config: Config) -> None:
+    """Downloads GSM8K's training and test problems and reads them once.
+
+    Raises: UserError where they cannot be had, or are not what they should be.
+    """
+    for name in ("train.jsonl", "test.jsonl"):
+        otherwise = "copy the file there yourself"
+        download(f"{config.gsm8k_url}/{name}", GSM8K / name, GSM8K_BYTES, config.timeout_s, otherwise)
+        print(f"{GSM8K / name}: {len(problems.read_problems(GSM8K / name)):,} problems")
+
+
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    prepare(config)
+    if config.gsm8k:
+        bring_gsm8k(config)
+    else:
+        prepare(config)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from torch import Tensor
+from tqdm import tqdm
 
 import checkpoint
 import problems
 import runtime
+import situations
 import tokenizer
 from model import GPT, Cache
+from problems import Problem
 from runtime import Device, Precision, UserError
 from tokenizer import Tokenizer
 
@@ -210,6 +213,30 @@ def solve(
     )
 
 
+def right_answers(
+    model: GPT,
+    coder: Tokenizer,
+    asked: Sequence[Problem],
+    *,
+    answers: int,
+    limit: int,
+    batch: int,
+    generator: torch.Generator,
+    temperature: float,
+) -> list[int]:
+    """For each problem how many of `answers` answers to it are right, calculator in the loop."""
+    rows = [number for number in range(len(asked)) for _ in range(answers)]
+    rows.sort(key=lambda number: len(asked[number].question))  # rows of a batch read prompts of similar lengths
+    right = [0] * len(asked)
+    for start in tqdm(range(0, len(rows), batch), "problems", unit="batch", disable=None, leave=False):
+        part = rows[start : start + batch]
+        questions = [asked[number].question for number in part]
+        told = solve(model, coder, questions, limit=limit, generator=generator, temperature=temperature)
+        for number, answer in zip(part, told, strict=True):
+            right[number] += problems.grade(coder.answer_text(answer.ids), asked[number].answer)
+    return right
+
+
 def fits(model: GPT, prompt: Sequence[int]) -> bool:
     """Whether a prompt leaves room for at least one token of answer."""
     return len(prompt) < model.config.context
@@ -218,12 +245,9 @@ def fits(model: GPT, prompt: Sequence[int]) -> bool:
 def show_problem(model: GPT, coder: Tokenizer, config: Config, number: int) -> None:
     """Prints a problem, its gold answer, the greedy answer and sampled ones, each marked right or wrong."""
     if config.problems is not None:
-        try:
-            known = problems.read_problems(config.problems)
-        except ValueError as error:
-            raise UserError(f"--problems {error}") from None
+        known = problems.read_problems(config.problems)
     else:
-        known = problems.generated_problems(number, config.seed, "test")
+        known = situations.generated_problems(number, config.seed, "test")
     if number > len(known):
         raise UserError(f"--problem {number}: {config.problems} has {len(known)} problems")
     problem = known[number - 1]

@@ -199,9 +199,7 @@ def test_a_failing_write_leaves_the_earlier_file(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_interrupted_write_leaves_the_earlier_file(
-    tiny: Make, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_the_earlier_file(tiny: Make, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save(path, tiny(), FACTS)
     before = path.read_bytes()
 

@@ -10,7 +10,7 @@ import torch
 
 import checkpoint
 import finetune
-import problems
+import situations
 from finetune import Conversation
 from model import GPT, padded
 from problems import Problem
@@ -48,7 +48,7 @@ def test_what_the_calculator_supplies_is_not_learned(coder: Tokenizer) -> None:
 
 
 def test_generated_problems_read_as_they_are_written(coder: Tokenizer) -> None:
-    for problem in problems.generated_problems(20, 1, "train"):
+    for problem in situations.generated_problems(20, 1, "train"):
         made = finetune.problem_conversation(problem, coder)
         assert coder.answer_text(made.ids[len(coder.prompt(problem.question)) :]) == problem.answer
         prompt = len(coder.prompt(problem.question))

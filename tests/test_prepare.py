@@ -224,14 +224,14 @@ def test_a_download_goes_on_where_it_broke_off(tmp_path: Path, server: Server) -
     path, size = tmp_path / "data" / "download.txt", 50_000
     server.breaks_at = 20_000
     with pytest.raises(UserError, match=r"broke off after 20000 of 50000 bytes: run python prepare\.py again"):
-        prepare.download(server.url, path, size, 5)
+        prepare.download(server.url, path, size, 5, "pass --stories PATH")
     server.breaks_at = None
-    prepare.download(server.url, path, size, 5)
+    prepare.download(server.url, path, size, 5, "pass --stories PATH")
     assert path.read_bytes() == server.body[:size]
     assert server.asked == ["bytes=0-49999", "bytes=20000-49999"]
-    prepare.download(server.url, path, size, 5)
+    prepare.download(server.url, path, size, 5, "pass --stories PATH")
     assert len(server.asked) == 2  # nothing is left to ask for
-    prepare.download(server.url, path, 60_000, 5)
+    prepare.download(server.url, path, 60_000, 5, "pass --stories PATH")
     assert path.read_bytes() == server.body[:60_000]
     assert server.asked[2:] == ["bytes=50000-59999"]
 
@@ -239,7 +239,7 @@ def test_a_download_goes_on_where_it_broke_off(tmp_path: Path, server: Server) -
 def test_a_file_smaller_than_asked_for_is_whole(tmp_path: Path, server: Server) -> None:
     path = tmp_path / "download.txt"
     for _ in range(2):
-        prepare.download(server.url, path, 10**6, 5)
+        prepare.download(server.url, path, 10**6, 5, "pass --stories PATH")
         assert path.read_bytes() == server.body
     assert len(server.asked) == 2
 
@@ -249,7 +249,7 @@ def test_a_server_without_ranges_is_refused(tmp_path: Path, server: Server) -> N
     path.write_bytes(server.body[:100])
     server.ranges = False
     with pytest.raises(UserError, match=r"does not serve parts .* --stories PATH"):
-        prepare.download(server.url, path, 50_000, 5)
+        prepare.download(server.url, path, 50_000, 5, "pass --stories PATH")
     assert path.read_bytes() == server.body[:100]
 
 
@@ -260,16 +260,16 @@ def test_a_part_that_starts_elsewhere_is_refused(
     path.write_bytes(server.body[:100])
     monkeypatch.setattr(re, "findall", lambda *_: ["0", "49999"])
     with pytest.raises(UserError, match="does not serve parts"):
-        prepare.download(server.url, path, 50_000, 5)
+        prepare.download(server.url, path, 50_000, 5, "pass --stories PATH")
     assert path.read_bytes() == server.body[:100]
 
 
 def test_a_missing_page_and_no_url_are_refused(tmp_path: Path, server: Server) -> None:
     (tmp_path / "download.txt").write_bytes(b"more than the server has" * 10_000)
     with pytest.raises(UserError, match=r"cannot be read .*416.* --stories PATH"):
-        prepare.download(server.url, tmp_path / "download.txt", 10**6, 5)
+        prepare.download(server.url, tmp_path / "download.txt", 10**6, 5, "pass --stories PATH")
     with pytest.raises(UserError, match="cannot be read"):
-        prepare.download("nowhere", tmp_path / "other.txt", 10**6, 5)
+        prepare.download("nowhere", tmp_path / "other.txt", 10**6, 5, "pass --stories PATH")
 
 
 @pytest.mark.usefixtures("workspace")
@@ -281,6 +281,19 @@ def test_a_download_by_command(command: Command, server: Server) -> None:
 
 
 @pytest.mark.usefixtures("workspace")
+def test_gsm8k_by_command(command: Command, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps({"question": "One and one?", "answer": "1+1=<<1+1=2>>2\n#### 2"})
+    server.body = f"{row}\n{row}\n".encode()
+    place = server.url.rpartition("/")[0]
+    assert command("prepare", "--gsm8k", "--gsm8k-url", place) == 0
+    assert capsys.readouterr().out.count("2 problems") == 2
+    assert sorted(path.name for path in prepare.GSM8K.iterdir()) == ["test.jsonl", "train.jsonl"]
+    assert not prepare.TRAIN_TOKENS.exists()
+    (prepare.GSM8K / "test.jsonl").write_bytes(b"{" * len(server.body))  # as long as the whole, and spoiled
+    assert command("prepare", "--gsm8k", "--gsm8k-url", place) == 1
+    assert "line 1" in capsys.readouterr().err
+
+
 def test_offline_says_how_to_pass_a_file(
     command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

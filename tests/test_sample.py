@@ -11,6 +11,7 @@ from torch import Tensor
 
 import checkpoint
 import problems
+import situations
 from model import GPT, Cache, ModelConfig
 from sample import Completion, calculator_forcing, generate, sampled_tokens, solve
 from tokenizer import Tokenizer
@@ -365,7 +366,7 @@ def test_a_problem_by_command(
     shown = capsys.readouterr().out
     assert shown.count("sample ") == 3
     assert shown.count("greedy: wrong") == 1
-    assert problems.generated_problems(2, 1, "test")[1].question in shown
+    assert situations.generated_problems(2, 1, "test")[1].question in shown
     line = json.dumps({"question": "How many?", "answer": "1+1=<<1+1=2>>2\n#### 2"})
     (workspace / "own.jsonl").write_text(f"{line}\n", encoding="utf-8")
     assert command("sample", "--problem", 1, "--problems", "own.jsonl", "--limit", 5) == 0

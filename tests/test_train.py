@@ -224,9 +224,7 @@ def spoil(kind: str, path: Path) -> None:
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("name", ["train", "heldout"])
-@pytest.mark.parametrize(
-    "kind", ["missing", "bytes", "empty", "cut", "zip", "short", "square", "floats", "vocabulary"]
-)
+@pytest.mark.parametrize("kind", ["missing", "bytes", "empty", "cut", "zip", "short", "square", "floats", "vocabulary"])
 def test_spoiled_tokens_are_one_line(
     command: Command, capsys: pytest.CaptureFixture[str], name: str, kind: str
 ) -> None:
