@@ -31,10 +31,10 @@ import runtime
 import situations
 import stories
 import tokenizer
-from model import GPT, ModelConfig, mean_loss, padded, token_log_probs
+from model import GPT, ModelConfig, mean_loss, token_log_probs
 from problems import Problem, pass_at_k
 from runtime import Device, Precision, UserError
-from sample import Completion, fits, generate, right_answers
+from sample import Completion, fits, generate, packed, right_answers
 from tokenizer import Tokenizer
 
 FOLDER = Path("runs/evaluate")
@@ -145,10 +145,7 @@ def story_log_probs(model: GPT, told: Sequence[Completion], batch: int) -> list[
     """Log-probability of each story after its prompt, nats."""
     found: list[float] = []
     for start in range(0, len(told), batch):
-        part = told[start : start + batch]
-        rows = [story.prompt + story.ids for story in part]
-        counts = [[False] * len(story.prompt) + story.sampled for story in part]
-        ids, mask = padded(rows, counts, model.device)
+        ids, mask = packed(told[start : start + batch], model.device)
         found += token_log_probs(model, ids, mask).double().sum(1).tolist()
     return found
 
@@ -266,8 +263,9 @@ def measured(
 
 
 def found(config: Config) -> list[Path]:
-    """The checkpoints to compare: those named, else every final model that is there; the baseline first."""
-    there = [path for path in (checkpoint.DPO, *sorted(checkpoint.FOLDER.glob("*/final.pt"))) if path.exists()]
+    """The checkpoints to compare: those named, else every run's final or best model; the baseline first."""
+    runs = [path for name in ("final", "best") for path in sorted(checkpoint.FOLDER.glob(f"*/{name}.pt"))]
+    there = [path for path in (checkpoint.DPO, *runs) if path.exists()]
     by_place = {path.resolve(): path for path in (config.baseline, *(config.checkpoints or there))}
     return list(by_place.values())
 
@@ -291,7 +289,7 @@ def name_of(path: Path) -> str:
     """What a checkpoint is called in tables: its run, `finetuned` or `dpo`, or else its path."""
     if path.parent == checkpoint.FOLDER:
         return path.stem
-    return path.parent.name if path.stem == "final" else str(path)
+    return path.parent.name if path.stem in ("final", "best") else str(path)
 
 
 def table(results: Sequence[Result]) -> str:

@@ -19,7 +19,6 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -32,9 +31,9 @@ import checkpoint
 import runtime
 import stories
 import tokenizer
-from model import GPT, padded, token_log_probs
+from model import GPT, token_log_probs
 from runtime import Device, Log, Precision, UserError
-from sample import Completion, generate
+from sample import Completion, generate, packed
 from tokenizer import Tokenizer
 
 
@@ -155,12 +154,6 @@ def drawn_instructions(
 def score(wanted: Instruction, story: Completion, coder: Tokenizer) -> float:
     """The reward: share of the requested words, 0 to 1, that the story uses before its end of text."""
     return stories.words_used(coder.answer_text(story.ids), wanted.words)
-
-
-def packed(completions: Sequence[Completion], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts and stories as one batch: ids (B, T), and mask (B, T-1), true at t where token t+1 is the story's."""
-    rows = [story.prompt + story.ids for story in completions]
-    return padded(rows, [[False] * len(story.prompt) + story.sampled for story in completions], device)
 
 
 def last_positions(mask: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ cause is a `UserError`: one line, exit status 1; a wrong flag exits with 2; Ctrl
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import platform
 import random
@@ -44,14 +45,14 @@ def parse(config: type[ConfigT], description: str | None, args: list[str] | None
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a script's main; a UserError is one line on the error stream and exit status 1, Ctrl-C exits with 130."""
+    """Runs a script's main; a UserError is one line on the error stream and exit status 1, a stop exits with 130."""
     try:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(stop.args[0] if stop.args else "stopped", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -127,16 +128,22 @@ def machine_facts(device: torch.device, precision: Precision, seed: int) -> dict
 
 
 class Log:
-    """Metrics of one run: TensorBoard's curves, and the same numbers in `metrics.jsonl` beside them."""
+    """Metrics of one run: TensorBoard's curves, and the same numbers in `metrics.jsonl` beside them.
 
-    def __init__(self, folder: Path, config: object, facts: Mapping[str, Any]) -> None:
+    A run that is resumed goes on with its curves `after` a step; what was logged of later ones is dropped.
+    """
+
+    def __init__(self, folder: Path, config: object, facts: Mapping[str, Any], after: int | None = None) -> None:
+        path = folder / "metrics.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+            if after is not None and path.exists():
+                path.write_text("".join(lines_until(path.read_text(encoding="utf-8"), after)), encoding="utf-8")
+            self.lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}): free it, or run elsewhere") from None
         self.folder = folder
-        self.board = SummaryWriter(str(folder))
+        self.board = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
         settings = {**dataclasses.asdict(config), **facts}  # type: ignore[call-overload]
         rows = "".join(f"| {name} | {markdown(str(value))} |\n" for name, value in settings.items())
         self.board.add_text("config", f"| setting | value |\n| --- | --- |\n{rows}")
@@ -158,6 +165,12 @@ class Log:
         self.lines.close()
 
 
+def lines_until(text: str, step: int) -> list[str]:
+    """The lines of `metrics.jsonl` of up to a step; a last one that was cut in the writing is left out."""
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+    return [line for line in whole if json.loads(line)["step"] <= step]
+
+
 def markdown(text: str) -> str:
     """Text of a model or user as one Markdown table cell that shows it and does not obey it."""
     escaped = "".join(f"&#{ord(char)};" if char in "&<>|`*_[]#\\~" else char for char in text)
@@ -165,5 +178,7 @@ def markdown(text: str) -> str:
 
 
 def run_folder(name: str) -> Path:
-    """A folder under `runs/` for a run that starts now."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A folder under `runs/` for a run that starts now, its own even when another starts in the same second."""
+    started = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([started], (f"{started}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())

@@ -25,7 +25,7 @@ import problems
 import runtime
 import situations
 import tokenizer
-from model import GPT, Cache
+from model import GPT, Cache, padded
 from problems import Problem
 from runtime import Device, Precision, UserError
 from tokenizer import Tokenizer
@@ -178,6 +178,12 @@ def generate(
         answer, chosen_mask = ids[row, span].tolist(), (~forced[row, span]).tolist()
         completions.append(Completion(list(prompts[row]), answer, chosen_mask, stop))
     return completions
+
+
+def packed(completions: Sequence[Completion], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts and answers as one batch: ids (B, T), and mask (B, T-1), true at t where the model chose token t+1."""
+    rows = [one.prompt + one.ids for one in completions]
+    return padded(rows, [[False] * len(one.prompt) + one.sampled for one in completions], device)
 
 
 def calculator_forcing(coder: Tokenizer) -> tuple[Forcing, frozenset[int]]:

@@ -15,7 +15,7 @@ import ppo
 import runtime
 from model import GPT, padded, token_log_probs
 from ppo import Config, Instruction, Rollout
-from sample import Completion
+from sample import Completion, packed
 from tokenizer import Tokenizer
 
 CONFIG = Config(groups=2, group=4, limit=12, minibatch=4, device="cpu", precision="float32")
@@ -31,7 +31,7 @@ def story(prompt: list[int], ids: list[int], end: int) -> Completion:
 
 def scored(learner: ppo.Learner, told: list[Completion], scores: list[float]) -> Rollout:
     """A rollout of given stories with given scores."""
-    ids, mask = ppo.packed(told, torch.device("cpu"))
+    ids, mask = packed(told, torch.device("cpu"))
     with torch.no_grad():
         log_probs, values = ppo.policy_outputs(learner, ids, mask)
         reference = token_log_probs(learner.reference, ids, mask)
@@ -76,7 +76,7 @@ def test_advantages_equal_the_definition_in_loops() -> None:
 def test_reward_sits_on_the_last_token_and_only_an_end_of_text_ends(coder: Tokenizer) -> None:
     end = coder.end
     told = [story([1], [7, end], end), story([1], [7, 8, 9, end], end), story([1], [7, 8, 9, 10], end)]
-    _, mask = ppo.packed(told, torch.device("cpu"))  # (3, 4): token index 2, 4, 4 is position 1, 3, 3
+    _, mask = packed(told, torch.device("cpu"))  # (3, 4): token index 2, 4, 4 is position 1, 3, 3
     rewards = ppo.token_rewards(torch.tensor([0.5, 0.25, 1.0]), mask)
     assert [(b, t + 1) for b, t in rewards.nonzero().tolist()] == [(0, 2), (1, 4), (2, 4)]
     assert rewards.sum(1).tolist() == [0.5, 0.25, 1.0]
@@ -85,7 +85,7 @@ def test_reward_sits_on_the_last_token_and_only_an_end_of_text_ends(coder: Token
 
 def test_the_mask_is_the_story_shifted_by_one(coder: Tokenizer) -> None:
     told = [story([5, 6, 7], [8, coder.end], coder.end), story([5], [9], coder.end)]
-    ids, mask = ppo.packed(told, torch.device("cpu"))
+    ids, mask = packed(told, torch.device("cpu"))
     assert mask.tolist() == [[False, False, True, True], [True, False, False, False]]
     assert ids[:, 1:][mask].tolist() == [8, coder.end, 9]
 

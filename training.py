@@ -1,0 +1,177 @@
+"""What every training loop needs beside its algorithm: steps that refuse NaN, a stop that loses nothing, a state.
+
+A state file holds all that a run is made of: weights, optimizer, random generators, counters, settings, and the folder
+of its curves. `--resume` goes on from it, and N steps straight equal N/2, stop, resume, N/2 bit for bit on the CPU.
+Ctrl-C (or SIGTERM) is asked for, not obeyed at once: the step under way is finished, the state written, and the command
+that goes on printed. A second one stops at once and leaves the last state as it was.
+"""
+
+import contextlib
+import dataclasses
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import filelock
+import torch
+from torch import Tensor
+
+import checkpoint
+from model import GPT
+from runtime import Log, UserError, run_folder
+
+PATIENCE = 3  # steps in a row without a finite loss or gradient, after which a run stops
+
+
+def adamw(model: GPT, lr: float, beta2: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over a model that decays matrices and leaves the norms' gains alone."""
+    weights = list(model.parameters())
+    groups = [
+        {"params": [weight for weight in weights if weight.dim() == 2], "weight_decay": weight_decay},
+        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Sets the learning rate of all groups, in place."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def linear_rate(step: int, steps: int, warmup: int, peak: float) -> float:
+    """Rate of a step, from 0 on: rises linearly over `warmup` steps, then falls linearly to 0 behind the last."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (steps - step) / max(1, steps - warmup)
+
+
+@dataclass(slots=True)
+class Guard:
+    """Takes an optimizer's steps, and skips and counts those whose loss or gradient is no number."""
+
+    optimizer: torch.optim.Optimizer
+    max_norm: float  # of the gradient, clipped there
+    skipped: int = 0
+    in_a_row: int = 0
+
+    def step(self, loss: Tensor) -> float | None:
+        """Steps on the gradients that are there; returns their norm before clipping, None where it skipped the step.
+
+        loss: () what the gradients are of. Both are asked: a clamped NaN has a finite gradient.
+        Raises: UserError at the third skipped step in a row; the weights are those of the last good one.
+        """
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
+        if loss.isfinite() and norm.isfinite():
+            self.optimizer.step()
+            self.in_a_row = 0
+            return float(norm)
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.in_a_row == PATIENCE:
+            raise UserError(
+                f"{PATIENCE} steps in a row had a loss or gradient that is no number: stopped, the last checkpoint is "
+                "whole; lower --lr, or look at the data"
+            )
+        return None
+
+
+class Session:
+    """Whether the user asked a run to stop, and how to leave it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
+        self.command = f"python {Path(sys.argv[0]).name} {shlex.join([*arguments, '--resume'])}"
+
+    def ask(self, _signal: int, _frame: FrameType | None) -> None:
+        """What a signal does: the first asks, the second stops at once."""
+        if self.asked:
+            raise KeyboardInterrupt(f"stopped at once; from the last state on: {self.command}")
+        self.asked = True
+        print("stopping after this step, so that nothing is lost; again to stop at once", file=sys.stderr, flush=True)
+
+    def leave(self) -> None:
+        """Ends the run once its state is written."""
+        raise KeyboardInterrupt(f"stopped; to go on: {self.command}")
+
+
+@contextlib.contextmanager
+def session(state: Path) -> Iterator[Session]:
+    """Context of a run that writes `state`: a second run of it is refused, Ctrl-C and SIGTERM ask before they stop.
+
+    Raises: UserError where another run holds it. The lock is the system's: it ends with the process, however that ends.
+    """
+    lock = filelock.FileLock(state.with_name(f".{state.name}.lock"))
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UserError(f"another run writes {state}: wait for it, or stop it") from None
+    except OSError as error:
+        raise UserError(f"{state.parent} cannot be written ({error.strerror}): free it, or run elsewhere") from None
+    watched = Session()
+    before = {number: signal.signal(number, watched.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield watched
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        lock.release()
+
+
+def settings(config: object) -> dict[str, str]:
+    """A config's settings as text, but for `resume`."""
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    return {field.name: str(getattr(config, field.name)) for field in fields if field.name != "resume"}
+
+
+def write_state(path: Path, config: object, log: Log, content: Mapping[str, Any]) -> None:
+    """Writes what a run resumes from, whole or not at all."""
+    checkpoint.write(path, {"settings": settings(config), "run": str(log.folder), **content})
+
+
+def read_state(path: Path, config: object, budget: Sequence[str]) -> dict[str, Any] | None:
+    """What the run resumes from; None where it starts anew. Settings in `budget` may differ from those it began with.
+
+    Raises: UserError where the state is missing or broken, or another setting has changed.
+    """
+    if not config.resume:  # type: ignore[attr-defined]
+        return None
+    again = f"python {Path(sys.argv[0]).name} without --resume"
+    content = checkpoint.read(path, again)
+    began, now = content.get("settings"), settings(config)
+    if not isinstance(began, dict) or "run" not in content:
+        raise UserError(f"{path} is not the state of a run: {again} starts anew")
+    for name in sorted(began.keys() | now.keys()):
+        if name not in budget and began.get(name) != now.get(name):
+            raise UserError(
+                f"--{name.replace('_', '-')} {now.get(name)}: the run that --resume goes on with has "
+                f"{began.get(name)}; give that, or start anew"
+            )
+    return content
+
+
+def log_of(name: str, config: object, facts: Mapping[str, Any], state: Mapping[str, Any] | None) -> Log:
+    """The log of a run: a new one, or that of the run it resumes, from its step on."""
+    if state is None:
+        return Log(run_folder(name), config, facts)
+    return Log(Path(state["run"]), config, facts, after=state["step"])
+
+
+def random_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
+    """Where the generators stand, the global one first."""
+    return [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
+
+
+def set_random_states(states: Sequence[Tensor], generators: Sequence[torch.Generator]) -> None:
+    """Puts the generators where `random_states` found them, in place."""
+    torch.set_rng_state(states[0])
+    for generator, state in zip(generators, states[1:], strict=True):
+        generator.set_state(state)
