@@ -7,6 +7,7 @@ half a model.
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import pickle
 import struct
@@ -99,3 +100,11 @@ def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, d
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise UserError(f"{path} holds weights that are no numbers: {maker} makes one")
     return model.to(device).eval(), facts
+
+
+def fingerprint(model: GPT) -> str:
+    """A short text that two models share only where all their weights are equal."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode("utf-8") + weight.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
     python dpo.py           one pass over the pairs
     python dpo.py 2         two passes
+    python dpo.py --resume
 
 Reads `checkpoints/finetuned.pt` and `data/pairs.jsonl` (from `preferences.py`). Writes `checkpoints/dpo.pt` and
 `runs/dpo-TIME/`.
@@ -27,10 +28,14 @@ import checkpoint
 import preferences
 import runtime
 import tokenizer
+import training
 from model import GPT, padded, token_log_probs
 from preferences import Pair
 from runtime import Device, Log, Precision, UserError
 from tokenizer import Tokenizer
+from training import Guard, Learner, Session
+
+STATE = checkpoint.FOLDER / "dpo-state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,13 @@ class Config:
     """Settings of a DPO run."""
 
     passes: Annotated[int, tyro.conf.Positional] = 1  # over the pairs; more than one learns them by heart
+    resume: bool = False  # go on with a run that was stopped
     beta: float = 0.1  # the lower, the further from the reference a preference may pull; usual: 0.05 to 0.5
     minibatch: int = 16  # pairs a step
     lr: float = 1e-5  # usual: 5e-7 to 5e-5, the higher for the smaller models
     max_norm: float = 1.0  # of the gradient, clipped there
     print_every: int = 10  # steps
+    save_every: int = 50  # steps between states that --resume can go on from
     seed: int = 1
     device: Device = "auto"
     precision: Precision = "auto"
@@ -54,6 +61,7 @@ class Config:
             ("PASSES", self.passes),
             ("--minibatch", self.minibatch),
             ("--print-every", self.print_every),
+            ("--save-every", self.save_every),
         ):
             if value < 1:
                 raise ValueError(f"{flag} {value}: at least 1")
@@ -127,28 +135,59 @@ def step_metrics(loss: Tensor, chosen: Tensor, rejected: Tensor, log_probs: tupl
     }
 
 
-def train(policy: GPT, pairs: list[Pair], coder: Tokenizer, config: Config, log: Log) -> dict[str, float]:
-    """Trains the policy in place, dropout off; returns the metrics of the last step that was taken.
-
-    Raises: UserError where no step could be.
-    """
-    policy.eval()
+def minibatches_of(pairs: Sequence[Pair], config: Config) -> list[list[Pair]]:
+    """The pairs, shuffled once, in minibatches: their reference is computed in the shapes that the steps use."""
     rows = torch.randperm(len(pairs), generator=runtime.generator(config.seed, 1))
-    minibatches = [[pairs[row] for row in part.tolist()] for part in torch.split(rows, config.minibatch)]
-    with torch.no_grad(), runtime.autocast(policy.device, config.precision):
-        reference = [
-            pair_log_probs(policy, minibatch, coder)
-            for minibatch in tqdm(minibatches, desc="reference", unit="batch", disable=None)
-        ]
+    return [[pairs[row] for row in part.tolist()] for part in torch.split(rows, config.minibatch)]
+
+
+@torch.no_grad()
+def reference_log_probs(
+    policy: GPT, minibatches: Sequence[Sequence[Pair]], coder: Tokenizer, config: Config
+) -> list[tuple[Tensor, Tensor]]:
+    """(B,) log-probabilities of the chosen and rejected stories of each minibatch, nats, before the first step."""
+    with runtime.autocast(policy.device, config.precision):
+        bar = tqdm(minibatches, desc="reference", unit="batch", disable=None)
+        return [pair_log_probs(policy, minibatch, coder) for minibatch in bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What stays the same throughout a run."""
+
+    coder: Tokenizer
+    config: Config
+    log: Log
+    minibatches: list[list[Pair]]
+    reference: list[tuple[Tensor, Tensor]]  # of each minibatch
+    fingerprint: str  # of the reference
+
+
+def run_of(policy: GPT, pairs: Sequence[Pair], coder: Tokenizer, config: Config, log: Log) -> Run:
+    """A run that starts at `policy`, which is its own reference."""
+    minibatches = minibatches_of(pairs, config)
+    reference = reference_log_probs(policy.eval(), minibatches, coder, config)
+    return Run(coder, config, log, minibatches, reference, checkpoint.fingerprint(policy))
+
+
+def learner_for(policy: GPT, config: Config) -> Learner:
+    """The policy with its optimizer."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.lr, weight_decay=0.0, fused=True)
-    shuffling = runtime.generator(config.seed, 2)
+    return Learner(policy, Guard(optimizer, config.max_norm))
+
+
+def train(run: Run, learner: Learner, session: Session) -> dict[str, float]:
+    """Trains the policy in place, dropout off; returns the metrics of the last step that was taken."""
+    config, coder, log, minibatches, reference = run.config, run.coder, run.log, run.minibatches, run.reference
+    policy, guard = learner.model.eval(), learner.guard
     metrics: dict[str, float] = {}
-    steps, skipped, began = config.passes * len(minibatches), 0, time.monotonic()
-    # The same minibatches in a new order each pass: their reference was computed in their own shapes.
+    steps = config.passes * len(minibatches)
+    shuffling = runtime.generator(config.seed, 2)
     order = [
         index for _ in range(config.passes) for index in torch.randperm(len(minibatches), generator=shuffling).tolist()
     ]
-    for step, index in enumerate(order, start=1):
+    for index in order[learner.step :]:
+        began = time.monotonic()
         with runtime.autocast(policy.device, config.precision):
             log_probs = pair_log_probs(policy, minibatches[index], coder)
         (policy_chosen, policy_rejected), (reference_chosen, reference_rejected) = log_probs, reference[index]
@@ -156,30 +195,35 @@ def train(policy: GPT, pairs: list[Pair], coder: Tokenizer, config: Config, log:
             policy_chosen, policy_rejected, reference_chosen, reference_rejected, beta=config.beta
         )
         loss = losses.mean()
-        optimizer.zero_grad(set_to_none=True)
+        guard.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_norm)
-        if not (loss.isfinite() and norm.isfinite()):
-            skipped += 1
-            log.scalars(step, {"skipped_steps": skipped})
-            continue
-        optimizer.step()
-        metrics = step_metrics(loss, chosen, rejected, log_probs)
-        log.scalars(step, {**metrics, "grad_norm": norm.item(), "skipped_steps": skipped, "lr": config.lr})
-        if step % config.print_every == 0 or step in (1, steps):
-            minutes = (time.monotonic() - began) / step * (steps - step) / 60
+        norm = guard.step(loss)
+        learner.step += 1
+        learner.seconds += time.monotonic() - began
+        if norm is not None:
+            metrics = step_metrics(loss, chosen, rejected, log_probs)
+        counted = {"skipped_steps": guard.skipped, "lr": config.lr}
+        log.scalars(learner.step, counted if norm is None else {**metrics, "grad_norm": norm, **counted})
+        if norm is not None and (learner.step % config.print_every == 0 or learner.step in (1, steps)):
+            minutes = learner.seconds / learner.step * (steps - learner.step) / 60
             print(
-                f"step {step}/{steps}  loss {metrics['loss/dpo']:.4f}  accuracy {metrics['rewards/accuracies']:.2f}"
-                f"  margin {metrics['rewards/margins']:.3f}  {minutes:.0f} min left",
+                f"step {learner.step}/{steps}  loss {metrics['loss/dpo']:.4f}"
+                f"  accuracy {metrics['rewards/accuracies']:.2f}  margin {metrics['rewards/margins']:.3f}"
+                f"  {minutes:.0f} min left",
                 flush=True,
             )
-    if not metrics:
+        if learner.step % config.save_every == 0 or learner.step == steps or session.asked:
+            training.write_state(STATE, config, log, {**learner.state(), "reference": run.fingerprint})
+        if session.asked and learner.step < steps:
+            session.leave()
+    if guard.skipped == steps:
         raise UserError("every step had a loss that is no number: nothing was saved; lower --lr")
-    return {**metrics, "step": steps, "skipped_steps": skipped}
+    return {**metrics, "step": steps, "skipped_steps": guard.skipped}
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
+    state = training.read_state(STATE, config) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
@@ -189,12 +233,18 @@ def main() -> None:
     print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
     facts: dict[str, Any] = runtime.machine_facts(device, config.precision, config.seed)
     facts["parent"] = str(config.model)
-    log = Log(runtime.run_folder("dpo"), config, facts)
-    metrics = train(policy, pairs, coder, config, log)
-    log.close()
-    checkpoint.save(checkpoint.DPO, policy, {**facts, "pairs": len(pairs), "passes": config.passes, **metrics})
+    with training.session(STATE) as session, training.log_of("dpo", config, facts, state) as log:
+        run, learner = run_of(policy, pairs, coder, config, log), learner_for(policy, config)
+        if state is not None:
+            if state.get("reference") != run.fingerprint:
+                raise UserError(f"{config.model} has changed since the run began: start anew without --resume")
+            learner.restore(state)
+        metrics = train(run, learner, session)
+        seen = {"pairs": len(pairs), "passes": config.passes}
+        checkpoint.save(checkpoint.DPO, policy, {**facts, **seen, **metrics})
     skipped = f"; {metrics['skipped_steps']} steps without a finite loss skipped" if metrics["skipped_steps"] else ""
-    print(f"{checkpoint.DPO}: {metrics['rewards/accuracies']:.0%} of the last step's pairs ranked right{skipped}")
+    ranked = f": {metrics['rewards/accuracies']:.0%} of the last step's pairs ranked right" if len(metrics) > 2 else ""
+    print(f"{checkpoint.DPO}{ranked}{skipped}")
 
 
 if __name__ == "__main__":

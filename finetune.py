@@ -2,6 +2,7 @@
 
     python finetune.py          one pass over stories and problems; an hour or more on two cores, see docs/results.md
     python finetune.py 0.3      three tenths of a pass
+    python finetune.py --resume
 
 Reads `checkpoints/base.pt`, `data/stories-train.jsonl` (from `prepare.py`) and generated problems (`situations.py`).
 Writes `checkpoints/finetuned.pt` in bfloat16, the model of the last step, and `runs/finetune-TIME/`.
@@ -31,11 +32,15 @@ import runtime
 import situations
 import stories
 import tokenizer
+import training
 from model import GPT, mean_loss, padded, token_log_probs
 from problems import Problem
 from runtime import Device, Log, Precision, UserError
 from stories import Story
 from tokenizer import Tokenizer
+from training import Guard, Learner, Session
+
+STATE = checkpoint.FOLDER / "finetuned-state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Config:
     """Settings of a fine-tuning run."""
 
     passes: Annotated[float, tyro.conf.Positional] = 1.0  # over stories and problems
+    resume: bool = False  # go on with a run that was stopped
     problems: int = 10_000  # generated word problems among the conversations
     batch: int = 16  # conversations a step
     lr: float = 5e-4  # at its peak, a third of pre-training's
@@ -146,78 +152,96 @@ def answer_loss(model: GPT, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tens
     return -token_log_probs(model, ids, mask).sum() / mask.sum()
 
 
-def finetune(model: GPT, conversations: list[Conversation], config: Config, log: Log) -> float:
+def finetune(learner: Learner, conversations: list[Conversation], config: Config, log: Log, session: Session) -> float:
     """Trains the model in place; returns its loss on held-out answers, nats a token."""
+    model, guard = learner.model, learner.guard
     heldout, train = conversations[: config.heldout], conversations[config.heldout :]
-    matrices = [weight for weight in model.parameters() if weight.dim() == 2]
-    gains = [weight for weight in model.parameters() if weight.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": gains, "weight_decay": 0.0}],
-        lr=config.lr,
-        betas=(0.9, config.beta2),
-        fused=True,
-    )
     lengths = [len(conversation.ids) for conversation in train]
     a_pass = -(-len(train) // config.batch)
     steps = max(1, round(config.passes * a_pass))
-    losses: list[torch.Tensor] = []
-    loss_heldout, tokens, began = float("nan"), 0, time.monotonic()
-    bar = tqdm(range(steps), desc="finetune", unit="step", disable=None)
-    for step in bar:
-        if step % a_pass == 0:
-            order = batches(lengths, config.batch, config.sort_batches, config.seed, step // a_pass)
-        rows = [train[index] for index in order[step % a_pass]]
+    order = batches(lengths, config.batch, config.sort_batches, config.seed, learner.step // a_pass)
+    bar = tqdm(total=steps, initial=learner.step, desc="finetune", unit="step", disable=None)
+    tokens, began = 0, time.monotonic()
+    while learner.step < steps:
+        if learner.step % a_pass == 0:
+            order = batches(lengths, config.batch, config.sort_batches, config.seed, learner.step // a_pass)
+        rows = [train[index] for index in order[learner.step % a_pass]]
         ids, mask = padded([row.ids for row in rows], [row.counts for row in rows], model.device)
-        lr = config.lr * min((step + 1) / config.warmup, (steps - step) / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        lr = training.linear_rate(learner.step, steps, config.warmup, config.lr)
+        training.set_rate(guard.optimizer, lr)
         model.train()
         with runtime.autocast(model.device, config.precision):
             loss = answer_loss(model, ids, mask)
-        optimizer.zero_grad(set_to_none=True)
+        guard.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
-        optimizer.step()
-        losses.append(loss.detach())
+        norm = guard.step(loss)
+        if norm is not None:
+            learner.seen.append(loss.item())
+        learner.step += 1
+        bar.update()
         tokens += sum(len(row.ids) for row in rows)
-        if (step + 1) % config.evaluate_every and step + 1 < steps:
+        evaluates = learner.step % config.evaluate_every == 0 or learner.step == steps
+        if not evaluates and not session.asked:
             continue
-        model.eval()
-        speed = tokens / (time.monotonic() - began)
-        with runtime.autocast(model.device, config.precision):
-            loss_heldout = mean_loss(model, [row.ids for row in heldout], [row.counts for row in heldout], config.batch)
-        mean = torch.stack(losses).mean().item()
-        metrics = {"loss/train": mean, "loss/heldout": loss_heldout, "grad_norm": float(norm), "lr": lr}
-        log.scalars(step + 1, {**metrics, "speed/tokens_per_second": speed})
-        bar.write(f"step {step + 1}/{steps}  loss {mean:.3f}  held out {loss_heldout:.3f}  {speed:,.0f} tokens/s")
-        losses, tokens, began = [], 0, time.monotonic()
-    return loss_heldout
+        seconds = time.monotonic() - began
+        learner.seconds += seconds
+        if evaluates:
+            model.eval()
+            with runtime.autocast(model.device, config.precision):
+                found = mean_loss(model, [row.ids for row in heldout], [row.counts for row in heldout], config.batch)
+            learner.best = found
+            metrics = {"loss/train": training.mean(learner.seen), "loss/heldout": found, "lr": lr}
+            speed = tokens / seconds
+            counted = {"grad_norm": norm or 0.0, "skipped_steps": guard.skipped, "speed/tokens_per_second": speed}
+            log.scalars(learner.step, {**metrics, **counted})
+            left = (steps - learner.step) * learner.seconds / learner.step / 60
+            bar.write(
+                f"step {learner.step}/{steps}  loss {metrics['loss/train']:.3f}  held out {found:.3f}"
+                f"  {speed:,.0f} tokens/s  {left:.0f} min left"
+            )
+            learner.seen = []
+        training.write_state(STATE, config, log, learner.state())
+        if session.asked and learner.step < steps:
+            session.leave()
+        tokens, began = 0, time.monotonic()
+    bar.close()
+    assert learner.best is not None  # the last step evaluates
+    return learner.best
+
+
+def conversations_of(config: Config, coder: Tokenizer, context: int) -> list[Conversation]:
+    """Stories and problems mixed, in random order, the same for each run of a seed.
+
+    Raises: UserError where too few fit the context.
+    """
+    told = [story_conversation(story, coder) for story in read_story_lines(config.stories)]
+    drawn = situations.generated_problems(config.problems, config.seed, "train")
+    solved = [problem_conversation(problem, coder) for problem in drawn]
+    fit = fitting(told + solved, context)
+    dropped = len(told) + len(solved) - len(fit)
+    print(f"{len(told):,} stories and {len(solved):,} problems, {dropped:,} dropped as longer than the context")
+    if len(fit) <= config.heldout:
+        raise UserError(f"{len(fit)} conversations, {config.heldout} of them held out: pass more or lower --heldout")
+    return [fit[index] for index in numpy.random.default_rng(config.seed).permutation(len(fit))]
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
+    state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
     model, parent = checkpoint.load(config.base, device, config.dropout)
-    told = [story_conversation(story, coder) for story in read_story_lines(config.stories)]
-    solved = [
-        problem_conversation(p, coder) for p in situations.generated_problems(config.problems, config.seed, "train")
-    ]
-    conversations = fitting(told + solved, model.config.context)
-    dropped = len(told) + len(solved) - len(conversations)
-    print(f"{len(told):,} stories and {len(solved):,} problems, {dropped:,} dropped as longer than the context")
-    if len(conversations) <= config.heldout:
-        raise UserError(
-            f"{len(conversations)} conversations, {config.heldout} of them held out: pass more or lower --heldout"
-        )
-    order = numpy.random.default_rng(config.seed).permutation(len(conversations))
+    conversations = conversations_of(config, coder, model.config.context)
     facts: dict[str, Any] = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.base)}
-    log = Log(runtime.run_folder("finetune"), config, facts)
-    loss = finetune(model, [conversations[index] for index in order], config, log)
-    log.close()
-    facts |= {"heldout_loss": loss, "passes": config.passes, "base": parent}
-    checkpoint.save(checkpoint.FINETUNED, model, facts, torch.bfloat16)
+    optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
+    learner = Learner(model, Guard(optimizer, config.max_norm))
+    if state is not None:
+        learner.restore(state)
+    with training.session(STATE) as session, training.log_of("finetune", config, facts, state) as log:
+        loss = finetune(learner, conversations, config, log, session)
+        facts |= {"heldout_loss": loss, "passes": config.passes, "base": parent}
+        checkpoint.save(checkpoint.FINETUNED, model, facts, torch.bfloat16)
     print(f"{checkpoint.FINETUNED}: {loss:.3f} nats a token on held-out answers")
 
 

@@ -3,9 +3,10 @@
     python ppo.py               10 minutes at a KL weight of 0.05
     python ppo.py 10 0.5        held closer to where it started
     python ppo.py 0 0.05        evaluates, saves and stops
+    python ppo.py 20 --resume   goes on with a run at 0.05 until it has had 20 minutes
 
 Reads `checkpoints/finetuned.pt` and `data/instructions-*.jsonl`. Writes `checkpoints/ppo-KL/rollout-0000.pt, ...,
-final.pt` and `runs/ppo-KL-TIME/`.
+final.pt`, `state.pt` for `--resume`, and `runs/ppo-KL-TIME/`.
 
 Schulman et al. 2017 (arXiv 1707.06347), as InstructGPT uses it (Ouyang et al. 2022, arXiv 2203.02155), and it differs
 there:
@@ -19,7 +20,8 @@ import copy
 import itertools
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -31,10 +33,25 @@ import checkpoint
 import runtime
 import stories
 import tokenizer
+import training
 from model import GPT, token_log_probs
 from runtime import Device, Log, Precision, UserError
-from sample import Completion, generate, packed
+from sample import Completion, Instruction, fitting_instructions, generate, packed
 from tokenizer import Tokenizer
+from training import Guard, Session
+
+STATE = "state.pt"  # in the folder of a run's checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """Where a run warns, once for each: docs/metrics.md says why there."""
+
+    kl: float = 60.0  # nats a story; the source's run at 0.05 ended at 22
+    flat: int = 3  # rollouts in a row whose stories all earned the same
+    ended: float = 0.2  # share of stories that end
+    clipfrac: float = 1 / 3  # share of tokens beyond the clip
+    late: int = 20  # rollouts from which on a critic should explain something
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,8 @@ class Config:
         10.0  # budget; the rollout that is under way at its end is finished
     )
     kl_weight: Annotated[float, tyro.conf.Positional] = 0.05  # of the KL in the loss; usual: 0.01 to 0.5
+    resume: bool = False  # go on with the run at this KL weight that was stopped, or has spent its budget
+    rollouts: int = 0  # most rollouts, whatever the minutes; 0: as many as they hold
     groups: int = 16  # groups of instructions a rollout, each of one prompt length
     group: int = 8  # different instructions a group: 16 x 8 = 128 stories a rollout
     limit: int = 200  # tokens of a story
@@ -66,23 +85,18 @@ class Config:
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
+    limits: LimitsConfig = field(default_factory=LimitsConfig)  # where it warns
 
     def __post_init__(self) -> None:
         if not (0 <= self.minutes < math.inf):
             raise ValueError(f"MINUTES {self.minutes}: 0 or more")
         if not (0 <= self.kl_weight < math.inf):
             raise ValueError(f"KL {self.kl_weight}: 0 or more")
+        if self.rollouts < 0:
+            raise ValueError(f"--rollouts {self.rollouts}: 0 or more")
         for name in ("groups", "group", "limit", "epochs", "minibatch", "evaluate_every", "evaluate_on"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """Words to use and the prompt that asks for them."""
-
-    words: tuple[str, ...]
-    prompt: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +138,28 @@ class Hidden:
         self.channels = output
 
 
-def read_by_length(path: Path, coder: Tokenizer, longest: int) -> dict[int, list[Instruction]]:
-    """Instructions by the length of their prompt in tokens, those of up to `longest`."""
-    by_length: dict[int, list[Instruction]] = {}
-    for words in stories.read_instructions(path):
-        prompt = coder.prompt(tokenizer.story_request(words))
-        if len(prompt) <= longest:
-            by_length.setdefault(len(prompt), []).append(Instruction(words, prompt))
-    return by_length
+def by_length(known: Sequence[Instruction]) -> dict[int, list[Instruction]]:
+    """Instructions by the length of their prompt in tokens."""
+    found: dict[int, list[Instruction]] = {}
+    for instruction in known:
+        found.setdefault(len(instruction.prompt), []).append(instruction)
+    return found
 
 
 def drawn_instructions(
-    by_length: dict[int, list[Instruction]], groups: int, group: int, generator: torch.Generator
+    known: dict[int, list[Instruction]], groups: int, group: int, generator: torch.Generator
 ) -> list[Instruction]:
     """groups x group instructions: for each group a random prompt length, then different instructions of that length.
 
     Raises: UserError where no length has enough of them.
     """
-    lengths = sorted(length for length, known in by_length.items() if len(known) >= group)
+    lengths = sorted(length for length, same in known.items() if len(same) >= group)
     if not lengths:
         raise UserError(f"{stories.TRAIN_INSTRUCTIONS} has no {group} instructions of one length: lower --group")
     drawn = []
     for _ in range(groups):
-        known = by_length[lengths[int(torch.randint(len(lengths), (), generator=generator))]]
-        drawn += [known[index] for index in torch.randperm(len(known), generator=generator)[:group].tolist()]
+        same = known[lengths[int(torch.randint(len(lengths), (), generator=generator))]]
+        drawn += [same[index] for index in torch.randperm(len(same), generator=generator)[:group].tolist()]
     return drawn
 
 
@@ -232,13 +244,42 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 @dataclass(slots=True)
 class Learner:
-    """What a run trains, and what it is held to."""
+    """What a run trains, what it is held to, and how far it is: all that `--resume` restores."""
 
     policy: GPT
     reference: GPT
     critic: Critic
     hidden: Hidden  # of the policy
-    optimizer: torch.optim.AdamW
+    guard: Guard  # of the optimizer of both
+    draws: torch.Generator  # of instructions
+    writing: torch.Generator
+    shuffling: torch.Generator  # of minibatches
+    number: int = 0  # rollouts done
+    seconds: float = 0.0  # spent on them
+
+    def state(self) -> dict[str, Any]:
+        """What is written for `--resume`; of the reference, which is on disk, a fingerprint."""
+        return {
+            "weights": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "optimizer": self.guard.optimizer.state_dict(),
+            "random": training.random_states((self.draws, self.writing, self.shuffling)),
+            **{"step": self.number, "seconds": self.seconds, "skipped": self.guard.skipped},
+            "reference": checkpoint.fingerprint(self.reference),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state, in place.
+
+        Raises: UserError where the reference is no longer the model that the run began with.
+        """
+        if checkpoint.fingerprint(self.reference) != state["reference"]:
+            raise UserError("the fine-tuned model has changed since the run began: start anew without --resume")
+        self.policy.load_state_dict(state["weights"])
+        self.critic.load_state_dict(state["critic"])
+        self.guard.optimizer.load_state_dict(state["optimizer"])
+        training.set_random_states(state["random"], (self.draws, self.writing, self.shuffling))
+        self.number, self.seconds, self.guard.skipped = state["step"], state["seconds"], state["skipped"]
 
 
 def learner_for(policy: GPT, config: Config) -> Learner:
@@ -251,7 +292,9 @@ def learner_for(policy: GPT, config: Config) -> Learner:
         {"params": list(critic.parameters()), "lr": config.critic_lr},
     ]
     optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=0.0, fused=True)
-    return Learner(policy, reference, critic, Hidden(policy), optimizer)
+    guard = Guard(optimizer, config.max_norm)
+    draws, writing, shuffling = (runtime.generator(config.seed, stream) for stream in (10, 11, 12))
+    return Learner(policy, reference, critic, Hidden(policy), guard, draws, writing, shuffling)
 
 
 def policy_outputs(learner: Learner, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,16 +304,14 @@ def policy_outputs(learner: Learner, ids: Tensor, mask: Tensor) -> tuple[Tensor,
 
 
 @torch.no_grad()
-def rollout(
-    learner: Learner, instructions: list[Instruction], coder: Tokenizer, config: Config, generator: torch.Generator
-) -> Rollout:
+def rollout(learner: Learner, instructions: list[Instruction], coder: Tokenizer, config: Config) -> Rollout:
     """A story for each instruction, its score, and the log-probabilities and values that the update compares against.
 
     No top-k: PPO compares probabilities under the full distribution, so the stories must be drawn from it.
     """
     prompts = [instruction.prompt for instruction in instructions]
     with runtime.autocast(learner.policy.device, config.precision):
-        completions = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=generator)
+        completions = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=learner.writing)
         ids, mask = packed(completions, learner.policy.device)
         # In the update's batch shapes, so that in bfloat16, too, the first ratio is 1.
         parts = list(zip(torch.split(ids, config.minibatch), torch.split(mask, config.minibatch), strict=True))
@@ -282,17 +323,15 @@ def rollout(
     )
 
 
-def update(learner: Learner, batch: Rollout, config: Config, generator: torch.Generator) -> dict[str, float]:
+def update(learner: Learner, batch: Rollout, config: Config) -> dict[str, float]:
     """Two passes of clipped updates over a rollout, in place; returns their metrics, means over minibatches."""
     mask = batch.mask
     rewards = token_rewards(batch.scores, mask)
     raw, returns = advantages_and_returns(rewards, batch.values, mask, config.gamma, config.lam)
     advantages = normalised(raw, mask)
-    weights = [weight for group in learner.optimizer.param_groups for weight in group["params"]]
     seen: list[dict[str, float]] = []
-    skipped = 0
     for _ in range(config.epochs):
-        order = torch.randperm(len(mask), generator=generator).to(mask.device)
+        order = torch.randperm(len(mask), generator=learner.shuffling).to(mask.device)
         for rows in torch.split(order, config.minibatch):
             with runtime.autocast(learner.policy.device, config.precision):
                 log_probs, values = policy_outputs(learner, batch.ids[rows], mask[rows])
@@ -302,13 +341,11 @@ def update(learner: Learner, batch: Rollout, config: Config, generator: torch.Ge
             value_loss = masked_mean((values - returns[rows]) ** 2, mask[rows])
             kl_loss = masked_mean(k3(log_probs, batch.reference[rows]), mask[rows])
             loss = policy_loss + config.value_weight * value_loss + config.kl_weight * kl_loss
-            learner.optimizer.zero_grad(set_to_none=True)
+            learner.guard.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(weights, config.max_norm)
-            if not (loss.isfinite() and norm.isfinite()):  # a clamped NaN has a finite gradient: both are asked
-                skipped += 1
+            norm = learner.guard.step(loss)
+            if norm is None:
                 continue
-            learner.optimizer.step()
             with torch.no_grad():
                 outside = ((ratio - 1).abs() > config.clip).float()
                 seen.append(
@@ -320,20 +357,17 @@ def update(learner: Learner, batch: Rollout, config: Config, generator: torch.Ge
                         "policy/clipfrac": masked_mean(outside, mask[rows]).item(),
                         "policy/ratio_max": ratio[mask[rows]].max().item(),
                         "policy/ratio_error_first": (ratio[mask[rows]] - 1).abs().max().item(),
-                        "grad_norm": norm.item(),
+                        "grad_norm": norm,
                     }
                 )
-    if not seen:
-        raise UserError(
-            "every step of a rollout had a loss that is no number: the last checkpoint is whole; lower --lr"
-        )
-    metrics = {name: sum(step[name] for step in seen) / len(seen) for name in seen[0]}
-    metrics["policy/ratio_max"] = max(step["policy/ratio_max"] for step in seen)
-    metrics["policy/ratio_error_first"] = seen[0]["policy/ratio_error_first"]
+    metrics = {name: sum(step[name] for step in seen) / len(seen) for name in (seen[0] if seen else ())}
+    if seen:
+        metrics["policy/ratio_max"] = max(step["policy/ratio_max"] for step in seen)
+        metrics["policy/ratio_error_first"] = seen[0]["policy/ratio_error_first"]
     return {
         **metrics,
         "value/explained_variance": explained_variance(batch.values, returns, mask),
-        "skipped_steps": skipped,
+        "skipped_steps": learner.guard.skipped,
     }
 
 
@@ -387,6 +421,22 @@ def evaluate(
     return sum(scores) / len(scores), apart / len(told), coder.answer_text(demo.ids)
 
 
+def warnings(history: Sequence[dict[str, float]], limits: LimitsConfig) -> dict[str, str]:
+    """What the metrics of the rollouts so far say is going wrong, and what to do about it, by metric."""
+    last, recent = history[-1], history[-limits.flat :]
+    flat = len(recent) == limits.flat and all(one["scores_spread"] == 0 for one in recent)
+    clipped, kl, ended = last.get("policy/clipfrac", 0.0), last["objective/kl"], last["stories/ended"]
+    blind = len(history) >= limits.late and last["value/explained_variance"] < 0
+    found = {
+        "objective/kl": (kl > limits.kl, f"{kl:.0f} nats a story: stories leave the language; raise KL, or stop here"),
+        "objective/scores": (flat, f"the same for all stories of {limits.flat} rollouts: they teach nothing"),
+        "stories/ended": (ended < limits.ended, f"only {ended:.0%} of the stories end; raise KL"),
+        "policy/clipfrac": (clipped > limits.clipfrac, f"{clipped:.0%} of the tokens are clipped; lower --lr"),
+        "value/explained_variance": (blind, f"below 0 after {len(history)} rollouts; change --critic-lr"),
+    }
+    return {name: text for name, (wrong, text) in found.items() if wrong}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What stays the same throughout a run."""
@@ -397,76 +447,94 @@ class Run:
     log: Log
     folder: Path  # of its checkpoints
     facts: dict[str, Any]  # of each of them
+    known: dict[int, list[Instruction]]  # to practise on, by length
+    heldout: list[Instruction]
 
 
-def evaluated(run: Run, heldout: list[Instruction], number: int, minutes: float) -> float:
-    """Evaluates, logs, prints and saves the policy after rollout `number`; returns the share of words used, 0 to 1."""
-    used, kl, demo = evaluate(run.learner, heldout, run.coder, run.config)
+def evaluate_and_save(run: Run) -> float:
+    """Evaluates, logs, prints and saves the policy that is there, and the state; returns the share of words used."""
+    number, minutes = run.learner.number, run.learner.seconds / 60
+    used, kl, demo = evaluate(run.learner, run.heldout, run.coder, run.config)
     run.log.scalars(number, {"eval/words_used": used, "eval/kl": kl})
     run.log.text(number, "demo", runtime.markdown(demo))
     print(
-        f"words used on {len(heldout)} held-out instructions: {used:.1%}\n    " + demo.replace("\n", "\n    "),
+        f"words used on {len(run.heldout)} held-out instructions: {used:.1%}\n    " + demo.replace("\n", "\n    "),
         flush=True,
     )
     facts = {**run.facts, "step": number, "minutes": minutes, "words_used": used, "kl": kl}
     for name in (f"rollout-{number:04}.pt", "final.pt"):
         checkpoint.save(run.folder / name, run.learner.policy, facts)
+    training.write_state(run.folder / STATE, run.config, run.log, run.learner.state())
     return used
 
 
-def train(run: Run) -> None:
-    """The loop: write, score, update, until the minutes are spent."""
+def spent(learner: Learner, config: Config) -> bool:
+    """Whether the budget is used up."""
+    return learner.seconds >= 60 * config.minutes or 0 < config.rollouts <= learner.number
+
+
+def train(run: Run, session: Session) -> None:
+    """The loop: write, score, update, until the budget is spent."""
     config, coder, learner = run.config, run.coder, run.learner
-    room = learner.policy.config.context - config.limit
-    known = read_by_length(stories.TRAIN_INSTRUCTIONS, coder, room)
-    heldout = [wanted for same in read_by_length(stories.HELDOUT_INSTRUCTIONS, coder, room).values() for wanted in same]
-    heldout = heldout[: config.evaluate_on]
-    if not heldout:
-        raise UserError(
-            f"no line of {stories.HELDOUT_INSTRUCTIONS} leaves room for --limit {config.limit} tokens: lower it"
-        )
-    draws, writing, shuffling = (runtime.generator(config.seed, stream) for stream in (10, 11, 12))
-    number, spent = 0, 0.0  # rollouts, seconds
-    used = evaluated(run, heldout, number, spent)
-    while spent < 60 * config.minutes:
+    history: list[dict[str, float]] = []
+    warned: set[str] = set()
+    used = evaluate_and_save(run) if learner.number == 0 or spent(learner, config) else 0.0
+    while not spent(learner, config):
         began = time.monotonic()
-        instructions = drawn_instructions(known, config.groups, config.group, draws)
-        batch = rollout(learner, instructions, coder, config, writing)
+        instructions = drawn_instructions(run.known, config.groups, config.group, learner.draws)
+        batch = rollout(learner, instructions, coder, config)
         written = time.monotonic()
-        metrics = {**rollout_metrics(batch), **update(learner, batch, config, shuffling)}
-        number += 1
+        metrics = {**rollout_metrics(batch), **update(learner, batch, config)}
+        learner.number += 1
         seconds = time.monotonic() - began
-        spent += seconds
+        learner.seconds += seconds
         speed = {"speed/rollout_seconds": seconds, "speed/writing_seconds": written - began, "lr": config.lr}
-        run.log.scalars(number, {**metrics, **speed})
+        run.log.scalars(learner.number, {**metrics, **speed})
         print(
-            f"rollout {number}  {spent / 60:.1f} min  reward {metrics['objective/scores']:.3f}"
-            f"  KL {metrics['objective/kl']:.2f}  ended {metrics['stories/ended']:.0%}"
-            f"  length {metrics['stories/length']:.0f}",
+            f"rollout {learner.number}  {learner.seconds / 60:.1f} of {config.minutes:g} min"
+            f"  reward {metrics['objective/scores']:.3f}  KL {metrics['objective/kl']:.2f}"
+            f"  ended {metrics['stories/ended']:.0%}  length {metrics['stories/length']:.0f}",
             flush=True,
         )
-        if number % config.evaluate_every == 0 or spent >= 60 * config.minutes:
-            run.log.text(number, "samples", sample_table(batch, coder, config.samples))
-            used = evaluated(run, heldout, number, spent / 60)
+        history.append({**metrics, "scores_spread": float(batch.scores.std(correction=0))})
+        for name, text in warnings(history, config.limits).items():
+            if name not in warned:
+                print(f"warning: {name}: {text} (docs/metrics.md)", flush=True)
+                warned.add(name)
+        if learner.number % config.evaluate_every == 0 or spent(learner, config):
+            run.log.text(learner.number, "samples", sample_table(batch, coder, config.samples))
+            used = evaluate_and_save(run)
+        elif session.asked:
+            training.write_state(run.folder / STATE, config, run.log, learner.state())
+        if session.asked and not spent(learner, config):
+            session.leave()
     print(
-        f"{run.folder / 'final.pt'}: {used:.1%} of the words used, after {number} rollouts in {spent / 60:.1f} minutes"
+        f"{run.folder / 'final.pt'}: {used:.1%} of the words used, after {learner.number} rollouts in "
+        f"{learner.seconds / 60:.1f} minutes"
     )
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
+    name = f"ppo-{config.kl_weight:g}"
+    folder = checkpoint.FOLDER / name
+    state = training.read_state(folder / STATE, config, budget=("minutes", "rollouts")) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
     policy, _ = checkpoint.load(config.model, device)
     if config.limit >= policy.config.context:
         raise UserError(f"--limit {config.limit}: less than the model's context of {policy.config.context} tokens")
+    room = policy.config.context - config.limit
+    known = by_length(fitting_instructions(stories.TRAIN_INSTRUCTIONS, coder, room))
+    heldout = fitting_instructions(stories.HELDOUT_INSTRUCTIONS, coder, room)[: config.evaluate_on]
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.model)}
-    name = f"ppo-{config.kl_weight:g}"
-    log = Log(runtime.run_folder(name), config, facts)
     facts["kl_weight"] = config.kl_weight
-    train(Run(learner_for(policy, config), coder, config, log, checkpoint.FOLDER / name, facts))
-    log.close()
+    learner = learner_for(policy, config)
+    if state is not None:
+        learner.restore(state)
+    with training.session(folder / STATE) as session, training.log_of(name, config, facts, state) as log:
+        train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
 
 
 if __name__ == "__main__":

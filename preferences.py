@@ -29,7 +29,7 @@ import stories
 import tokenizer
 from model import GPT
 from runtime import Device, Precision, UserError
-from sample import Completion, generate
+from sample import Completion, Instruction, fitting_instructions, generate
 from tokenizer import Tokenizer
 
 PAIRS = Path("data/pairs.jsonl")
@@ -66,26 +66,6 @@ class Pair:
     words: tuple[str, ...]
     chosen: list[int]  # ids of the story; they end in the end of text where the model wrote it, not where it was cut
     rejected: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """Words to use and the prompt that asks for them."""
-
-    words: tuple[str, ...]
-    prompt: list[int]
-
-
-def fitting(asked: Sequence[tuple[str, ...]], coder: Tokenizer, longest: int) -> list[Instruction]:
-    """The instructions whose prompt has up to `longest` tokens.
-
-    Raises: UserError where none does.
-    """
-    known = [Instruction(words, coder.prompt(tokenizer.story_request(words))) for words in asked]
-    kept = [instruction for instruction in known if len(instruction.prompt) <= longest]
-    if not kept:
-        raise UserError(f"no line of {stories.TRAIN_INSTRUCTIONS} leaves room for a story: lower --limit")
-    return kept
 
 
 def preferred(words: tuple[str, ...], told: Sequence[Completion], coder: Tokenizer) -> Pair | None:
@@ -194,9 +174,7 @@ def main() -> None:
     model, _ = checkpoint.load(config.model, device)
     if config.limit >= model.config.context:
         raise UserError(f"--limit {config.limit}: less than the model's context of {model.config.context} tokens")
-    known = stories.read_instructions(stories.TRAIN_INSTRUCTIONS)
-    instructions = fitting(known, coder, model.config.context - config.limit)
-    print(f"{len(instructions):,} instructions, {len(known) - len(instructions):,} dropped as too long")
+    instructions = fitting_instructions(stories.TRAIN_INSTRUCTIONS, coder, model.config.context - config.limit)
     pairs, dropped = written_pairs(model, instructions, coder, config)
     if not pairs:
         raise UserError(

@@ -17,9 +17,8 @@ Williams 1992, with the mean of a problem's own answers as the baseline and calc
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ from problems import Problem, pass_at_k
 from runtime import Device, Log, Precision, UserError
 from sample import Completion, packed, right_answers, solve
 from tokenizer import Tokenizer
-from training import Guard, Session
+from training import Guard, Learner, Session
 
 FOLDER = checkpoint.FOLDER / "reinforce"
 STATE = FOLDER / "state.pt"
@@ -247,38 +246,6 @@ def evaluated(model: GPT, heldout: Sequence[Problem], coder: Tokenizer, config: 
     }
 
 
-@dataclass(slots=True)
-class Learner:
-    """What a run trains and how far it is: all that `--resume` restores."""
-
-    model: GPT
-    guard: Guard
-    writing: torch.Generator
-    shuffling: torch.Generator  # of rewards
-    step: int = 0
-    seconds: float = 0.0
-    best: float = -1.0  # pass@1 of the evaluations so far
-    rewards: list[float] = field(default_factory=list)  # mean of each step
-
-    def state(self) -> dict[str, Any]:
-        """What is written for `--resume`."""
-        return {
-            "weights": self.model.state_dict(),
-            "optimizer": self.guard.optimizer.state_dict(),
-            "random": training.random_states((self.writing, self.shuffling)),
-            **{"step": self.step, "seconds": self.seconds, "best": self.best, "rewards": self.rewards},
-            "skipped": self.guard.skipped,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a state, in place."""
-        self.model.load_state_dict(state["weights"])
-        self.guard.optimizer.load_state_dict(state["optimizer"])
-        training.set_random_states(state["random"], (self.writing, self.shuffling))
-        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
-        self.rewards, self.guard.skipped = state["rewards"], state["skipped"]
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What stays the same throughout a run."""
@@ -292,10 +259,13 @@ class Run:
 
 
 def learner_for(model: GPT, config: Config) -> Learner:
-    """The model in eval mode, as dropout would make the update's probabilities others than those of the answers."""
+    """The model in eval mode, as dropout would make the update's probabilities others than those of the answers.
+
+    Its generators: of the answers, and of shuffled rewards.
+    """
     optimizer = training.adamw(model.eval(), config.lr, config.beta2, weight_decay=0.0)
     writing, shuffling = (runtime.generator(config.seed, stream) for stream in (11, 12))
-    return Learner(model, Guard(optimizer, config.max_norm), writing, shuffling)
+    return Learner(model, Guard(optimizer, config.max_norm), (writing, shuffling))
 
 
 def problems_of(step: int, known: Sequence[Problem], config: Config) -> list[Problem]:
@@ -316,7 +286,7 @@ def evaluate_and_save(run: Run, learner: Learner) -> None:
     first, last = found["eval/pass@1"], found[f"eval/pass@{config.evaluate_answers}"]
     facts = {**run.facts, "step": learner.step, "minutes": learner.seconds / 60, **found}
     names = [f"step-{learner.step:04}.pt"]
-    if first > learner.best:
+    if learner.best is None or first > learner.best:
         learner.best = first
         names.append("best.pt")
     for name in names:
@@ -332,20 +302,21 @@ def evaluate_and_save(run: Run, learner: Learner) -> None:
 def train(run: Run, learner: Learner, session: Session) -> None:
     """The loop: answer, grade, update."""
     config = run.config
+    writing, shuffling = learner.generators
     if learner.step == 0:
         evaluate_and_save(run, learner)
     while learner.step < config.steps:
         began = time.monotonic()
         lr = training.linear_rate(learner.step, config.steps, config.warmup, config.lr)
         training.set_rate(learner.guard.optimizer, lr)
-        batch = rollout(learner.model, problems_of(learner.step, run.train, config), run.coder, config, learner.writing)
+        batch = rollout(learner.model, problems_of(learner.step, run.train, config), run.coder, config, writing)
         written = time.monotonic()
-        metrics = update(learner.model, learner.guard, batch, config, learner.shuffling)
+        metrics = update(learner.model, learner.guard, batch, config, shuffling)
         learner.step += 1
         seconds = time.monotonic() - began
         learner.seconds += seconds
-        learner.rewards.append(metrics["objective/scores"])
-        recent = sum(learner.rewards[-config.window :]) / len(learner.rewards[-config.window :])
+        learner.seen.append(metrics["objective/scores"])
+        recent = sum(learner.seen[-config.window :]) / len(learner.seen[-config.window :])
         speed = {"speed/step_seconds": seconds, "speed/writing_seconds": written - began, "lr": lr}
         run.log.scalars(learner.step, {**metrics, "objective/scores_recent": recent, **speed})
         left = learner.seconds / learner.step * (config.steps - learner.step) / 60
@@ -362,15 +333,15 @@ def train(run: Run, learner: Learner, session: Session) -> None:
             training.write_state(STATE, config, run.log, learner.state())
         if session.asked and learner.step < config.steps:
             session.leave()
-        reason = collapse(learner.rewards, config.window, config.collapsed)
+        reason = collapse(learner.seen, config.window, config.collapsed)
         if reason:
             raise UserError(f"stopped at step {learner.step}: {reason}; {FOLDER / 'best.pt'} is whole")
-    print(f"{FOLDER / 'best.pt'}: pass@1 {learner.best:.1%}, after {learner.seconds / 60:.0f} minutes of practice")
+    print(f"{FOLDER / 'best.pt'}: pass@1 {learner.best or 0:.1%}, after {learner.seconds / 60:.0f} minutes of practice")
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    state = training.read_state(STATE, config, budget=())
+    state = training.read_state(STATE, config) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
@@ -393,7 +364,7 @@ def main() -> None:
     learner = learner_for(model, config)
     if state is not None:
         learner.restore(state)
-    with training.session(STATE) as session, closing(training.log_of("reinforce", config, facts, state)) as log:
+    with training.session(STATE) as session, training.log_of("reinforce", config, facts, state) as log:
         train(Run(coder, config, log, facts, known, heldout), learner, session)
 
 

@@ -24,6 +24,7 @@ import checkpoint
 import problems
 import runtime
 import situations
+import stories
 import tokenizer
 from model import GPT, Cache, padded
 from problems import Problem
@@ -79,6 +80,14 @@ class Completion:
     @property
     def ended(self) -> bool:
         return self.stop == "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Words to use and the prompt that asks for them."""
+
+    words: tuple[str, ...]
+    prompt: list[int]
 
 
 # What the program writes into an answer, given the answer's ids so far: tokens to force next, or none.
@@ -241,6 +250,21 @@ def right_answers(
         for number, answer in zip(part, told, strict=True):
             right[number] += problems.grade(coder.answer_text(answer.ids), asked[number].answer)
     return right
+
+
+def fitting_instructions(path: Path, coder: Tokenizer, longest: int) -> list[Instruction]:
+    """The instructions of a file whose prompt has up to `longest` tokens, in its order; says how many have more.
+
+    Raises: UserError where none does, or the file cannot be read.
+    """
+    asked = stories.read_instructions(path)
+    known = [Instruction(words, coder.prompt(tokenizer.story_request(words))) for words in asked]
+    kept = [instruction for instruction in known if len(instruction.prompt) <= longest]
+    if not kept:
+        raise UserError(f"no line of {path} leaves room for a story, {longest} tokens at most: lower --limit")
+    if len(kept) < len(known):
+        print(f"{len(known) - len(kept):,} of {len(known):,} instructions in {path} left out: over {longest} tokens")
+    return kept
 
 
 def fits(model: GPT, prompt: Sequence[int]) -> bool:

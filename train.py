@@ -2,7 +2,7 @@
 
     python train.py             4 passes over the stories; hours on two cores, see docs/results.md
     python train.py 1           1 pass
-    python train.py --resume    goes on from the last evaluation of a run that stopped
+    python train.py --resume    goes on from the last evaluation of a run that stopped, or on to more passes
 
 Reads `data/tokens-train.npy` and `data/tokens-heldout.npy` (from `prepare.py`). Writes `checkpoints/base.pt`, the
 weights with the lowest held-out loss, `checkpoints/base-state.pt`, from which `--resume` goes on, and
@@ -24,11 +24,14 @@ import numpy
 import torch
 import tyro
 from torch.nn import functional as F
+from tqdm import tqdm
 
 import checkpoint
 import runtime
+import training
 from model import GPT, ModelConfig, mean_loss
 from runtime import Device, Log, Precision, UserError
+from training import Guard, Learner, Session
 
 STATE = checkpoint.FOLDER / "base-state.pt"
 Ids = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint16]]
@@ -132,116 +135,79 @@ def steps_of_a_pass(tokens: int, config: Config) -> int:
     return steps
 
 
-def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
-    """Rate of a step: rises linearly over `warmup` steps, then falls linearly to 0 behind the last."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (steps - step) / max(1, steps - warmup)
-
-
-def optimizer_for(model: GPT, config: Config) -> torch.optim.AdamW:
-    """AdamW that decays matrices and leaves the norms' gains alone."""
-    weights = list(model.parameters())
-    groups = [
-        {"params": [weight for weight in weights if weight.dim() == 2], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, config.beta2), fused=True)
-
-
 def train(
-    model: GPT,
-    tokens: Ids,
-    heldout_tokens: Ids,
-    config: Config,
-    log: Log,
-    facts: dict[str, Any],
-    state: dict[str, Any] | None,
-) -> float:
-    """Trains the model in place, keeps its best weights at `checkpoint.BASE`; returns their held-out loss, nats."""
-    rows = [row.tolist() for row in windows(heldout_tokens, config.model.context, config.seed, 0)]
+    learner: Learner, tokens: Ids, heldout: Ids, config: Config, log: Log, facts: dict[str, Any], session: Session
+) -> None:
+    """Trains the model in place; keeps its best weights at `checkpoint.BASE`."""
+    model, guard = learner.model, learner.guard
+    rows = [row.tolist() for row in windows(heldout, config.model.context, config.seed, 0)]
     counts = [[True] * len(row) for row in rows]
-    optimizer = optimizer_for(model, config)
-    step, best, spent = 0, float("inf"), 0.0
-    if state is not None:
-        model.load_state_dict(state["weights"])
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
-        step, best, spent = state["step"], state["best"], state["seconds"]
     steps = max(1, round(config.passes * steps_of_a_pass(len(tokens), config)))
-    start = time.monotonic() - spent
-    source = batches(tokens, config, step)
-    first = step
-    began = time.monotonic()
-    losses: list[torch.Tensor] = []
-    while step < steps:
+    source = batches(tokens, config, learner.step)
+    bar = tqdm(total=steps, initial=learner.step, desc="train", unit="step", disable=None)
+    began, first = time.monotonic(), learner.step
+    while learner.step < steps:
         ids = next(source).to(model.device)  # (B, context + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, config.warmup, config.lr)
+        lr = training.linear_rate(learner.step, steps, config.warmup, config.lr)
+        training.set_rate(guard.optimizer, lr)
         model.train()
         with runtime.autocast(model.device, config.precision):
             logits = model(ids[:, :-1])  # (B, context, V)
             loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
-        optimizer.zero_grad(set_to_none=True)
+        guard.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
-        optimizer.step()
-        losses.append(loss.detach())
-        step += 1
-        if step % config.evaluate_every and step < steps:
+        norm = guard.step(loss)
+        if norm is not None:
+            learner.seen.append(loss.item())
+        learner.step += 1
+        bar.update()
+        evaluates = learner.step % config.evaluate_every == 0 or learner.step == steps
+        if not evaluates and not session.asked:
             continue
-        model.eval()
-        speed = (step - first) * ids.numel() / (time.monotonic() - began)
-        with runtime.autocast(model.device, config.precision):
-            heldout = mean_loss(model, rows, counts, config.batch)
-        seconds = time.monotonic() - start
-        mean = torch.stack(losses).mean().item()
-        metrics = {
-            "loss/train": mean,
-            "loss/heldout": heldout,
-            "grad_norm": float(norm),
-            "speed/tokens_per_second": speed,
-        }
-        log.scalars(step, {**metrics, "lr": optimizer.param_groups[0]["lr"]})
-        left = (steps - step) * seconds / step / 60
-        print(
-            f"step {step}/{steps}  loss {mean:.3f}  held out {heldout:.3f}  {speed:,.0f} tokens/s  {left:.0f} min left",
-            flush=True,
-        )
-        if heldout < best:
-            best = heldout
-            checkpoint.save(
-                checkpoint.BASE,
-                model,
-                {**facts, "step": step, "heldout_loss": heldout, "passes": step * ids.numel() / len(tokens)},
+        seconds = time.monotonic() - began
+        learner.seconds += seconds
+        if evaluates:
+            model.eval()
+            with runtime.autocast(model.device, config.precision):
+                loss_heldout = mean_loss(model, rows, counts, config.batch)
+            metrics = {"loss/train": training.mean(learner.seen), "loss/heldout": loss_heldout, "lr": lr}
+            speed = (learner.step - first) * ids.numel() / seconds
+            counted = {"grad_norm": norm or 0.0, "skipped_steps": guard.skipped, "speed/tokens_per_second": speed}
+            log.scalars(learner.step, {**metrics, **counted})
+            left = (steps - learner.step) * learner.seconds / learner.step / 60
+            bar.write(
+                f"step {learner.step}/{steps}  loss {metrics['loss/train']:.3f}  held out {loss_heldout:.3f}"
+                f"  {speed:,.0f} tokens/s  {left:.0f} min left"
             )
-        checkpoint.write(
-            STATE,
-            {
-                "weights": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "random": torch.get_rng_state(),
-                **{"step": step, "best": best, "seconds": seconds, "config": str(config.model)},
-            },
-        )
-        first, began, losses = step, time.monotonic(), []
-    return best
+            learner.seen = []
+            if learner.best is None or loss_heldout < learner.best:
+                learner.best = loss_heldout
+                passes = learner.step * ids.numel() / len(tokens)
+                where = {"step": learner.step, "heldout_loss": loss_heldout, "passes": passes}
+                checkpoint.save(checkpoint.BASE, model, {**facts, **where})
+        training.write_state(STATE, config, log, learner.state())
+        if session.asked and learner.step < steps:
+            session.leave()
+        began, first = time.monotonic(), learner.step
+    bar.close()
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
+    state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     tokens, heldout_tokens = read_tokens(config.train, config), read_tokens(config.heldout, config)
-    state = checkpoint.read(STATE, "python train.py") if config.resume else None
-    if state is not None and state.get("config") != str(config.model):
-        raise UserError(f"{STATE} is of a model of another shape: start anew without --resume")
+    steps_of_a_pass(len(tokens), config)  # says what is wrong before anything is written
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": None}
     model = GPT(config.model).to(device)
-    log = Log(runtime.run_folder("train"), config, facts)
-    best = train(model, tokens, heldout_tokens, config, log, facts, state)
-    log.close()
-    print(f"{checkpoint.BASE}: {best:.3f} nats a token on held-out stories")
+    optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
+    learner = Learner(model, Guard(optimizer, config.max_norm))
+    if state is not None:
+        learner.restore(state)
+    with training.session(STATE) as session, training.log_of("train", config, facts, state) as log:
+        train(learner, tokens, heldout_tokens, config, log, facts, session)
+    print(f"{checkpoint.BASE}: {learner.best:.3f} nats a token on held-out stories")
 
 
 if __name__ == "__main__":

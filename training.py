@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -82,6 +82,37 @@ class Guard:
         return None
 
 
+@dataclass(slots=True)
+class Learner:
+    """What a run trains and how far it is: all that `--resume` restores."""
+
+    model: GPT
+    guard: Guard
+    generators: tuple[torch.Generator, ...] = ()
+    step: int = 0
+    seconds: float = 0.0
+    best: float | None = None  # of the evaluations so far: a loss or a score
+    seen: list[float] = field(default_factory=list)  # losses since the last evaluation, or rewards of all steps
+
+    def state(self) -> dict[str, Any]:
+        """What is written for `--resume`."""
+        return {
+            "weights": self.model.state_dict(),
+            "optimizer": self.guard.optimizer.state_dict(),
+            "random": random_states(self.generators),
+            **{"step": self.step, "seconds": self.seconds, "best": self.best, "seen": self.seen},
+            "skipped": self.guard.skipped,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state, in place."""
+        self.model.load_state_dict(state["weights"])
+        self.guard.optimizer.load_state_dict(state["optimizer"])
+        set_random_states(state["random"], self.generators)
+        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
+        self.seen, self.guard.skipped = state["seen"], state["skipped"]
+
+
 class Session:
     """Whether the user asked a run to stop, and how to leave it."""
 
@@ -126,6 +157,11 @@ def session(state: Path) -> Iterator[Session]:
         lock.release()
 
 
+def mean(values: Sequence[float]) -> float:
+    """Mean of the values; NaN without any."""
+    return sum(values) / len(values) if values else float("nan")
+
+
 def settings(config: object) -> dict[str, str]:
     """A config's settings as text, but for `resume`."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
@@ -137,13 +173,11 @@ def write_state(path: Path, config: object, log: Log, content: Mapping[str, Any]
     checkpoint.write(path, {"settings": settings(config), "run": str(log.folder), **content})
 
 
-def read_state(path: Path, config: object, budget: Sequence[str]) -> dict[str, Any] | None:
-    """What the run resumes from; None where it starts anew. Settings in `budget` may differ from those it began with.
+def read_state(path: Path, config: object, budget: Sequence[str] = ()) -> dict[str, Any]:
+    """What a run with these settings resumes from; those in `budget` may differ from what it began with.
 
     Raises: UserError where the state is missing or broken, or another setting has changed.
     """
-    if not config.resume:  # type: ignore[attr-defined]
-        return None
     again = f"python {Path(sys.argv[0]).name} without --resume"
     content = checkpoint.read(path, again)
     began, now = content.get("settings"), settings(config)

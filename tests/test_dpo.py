@@ -18,6 +18,7 @@ from model import GPT
 from preferences import Pair
 from runtime import Log, UserError
 from tokenizer import Tokenizer, story_request
+from training import Session
 
 CONFIG = Config(minibatch=4, device="cpu", precision="float32")
 PAIRS = [
@@ -25,6 +26,10 @@ PAIRS = [
     Pair(("a", "lake"), [10, 11, 12, 13, 256], [9, 256]),
     Pair(("bird",), [14, 256], [9, 8, 7, 6, 5, 4]),
 ]
+
+
+def trained(policy: GPT, pairs: list[Pair], coder: Tokenizer, config: Config, log: Log) -> dict[str, float]:
+    return dpo.train(dpo.run_of(policy, pairs, coder, config, log), dpo.learner_for(policy, config), Session())
 
 
 def losses(*log_probs: float, beta: float = 0.1) -> tuple[float, float, float]:
@@ -86,7 +91,7 @@ def test_the_end_of_text_counts(tiny: Callable[..., GPT], coder: Tokenizer) -> N
 def test_the_first_loss_is_log_2_and_steps_raise_the_margin(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
     policy = tiny(context=128, dropout=0.5).train()
     log = Log(Path("runs/dpo"), CONFIG, {})
-    metrics = dpo.train(policy, PAIRS, coder, replace(CONFIG, lr=3e-3, passes=30), log)
+    metrics = trained(policy, PAIRS, coder, replace(CONFIG, lr=3e-3, passes=30), log)
     log.close()
     lines = [json.loads(line) for line in Path("runs/dpo/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[0]["loss/dpo"] == pytest.approx(0.693147, abs=1e-6)
@@ -115,7 +120,7 @@ def test_before_the_first_update_every_minibatch_has_loss_log_2(
     # Two minibatches whose widths differ; a rate of almost nothing keeps the policy at the reference throughout.
     config = replace(CONFIG, minibatch=2, passes=2, lr=1e-30, precision=precision)
     log = Log(Path("runs/dpo"), config, {})
-    dpo.train(tiny(context=128, scale=5.0), [*PAIRS, Pair(("kite", "tree"), [9] * 40, [8])], coder, config, log)
+    trained(tiny(context=128, scale=5.0), [*PAIRS, Pair(("kite", "tree"), [9] * 40, [8])], coder, config, log)
     log.close()
     lines = [json.loads(line) for line in Path("runs/dpo/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["loss/dpo"] for line in lines] == [torch.tensor(2.0).log().item()] * 4
@@ -136,7 +141,7 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(
     real = dpo.dpo_loss
     monkeypatch.setattr(dpo, "dpo_loss", second_is_nan)
     policy, log = tiny(context=128), Log(Path("runs/dpo"), CONFIG, {})
-    metrics = dpo.train(policy, PAIRS, coder, replace(CONFIG, passes=3), log)
+    metrics = trained(policy, PAIRS, coder, replace(CONFIG, passes=3), log)
     log.close()
     lines = [json.loads(line) for line in Path("runs/dpo/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
@@ -151,7 +156,7 @@ def test_a_policy_without_finite_losses_is_not_saved(tiny: Callable[..., GPT], c
         policy.norm.weight.fill_(math.nan)
     log = Log(Path("runs/dpo"), CONFIG, {})
     with pytest.raises(UserError, match="no number"):
-        dpo.train(policy, PAIRS, coder, CONFIG, log)
+        trained(policy, PAIRS, coder, CONFIG, log)
     log.close()
 
 

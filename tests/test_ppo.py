@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ import checkpoint
 import ppo
 import runtime
 from model import GPT, padded, token_log_probs
-from ppo import Config, Instruction, Rollout
-from sample import Completion, packed
+from ppo import Config, Rollout
+from sample import Completion, Instruction, packed
 from tokenizer import Tokenizer
 
 CONFIG = Config(groups=2, group=4, limit=12, minibatch=4, device="cpu", precision="float32")
@@ -144,14 +145,14 @@ def test_first_pass_has_ratio_one_and_no_kl_with_dropout_in_the_config(
 ) -> None:
     learner = ppo.learner_for(tiny(dropout=0.5).train(), CONFIG)
     wanted = [Instruction(("kite",), coder.prompt("a kite"))] * 8
-    batch = ppo.rollout(learner, wanted, coder, CONFIG, runtime.generator(1))
+    batch = ppo.rollout(learner, wanted, coder, CONFIG)
     again, values = ppo.policy_outputs(learner, batch.ids[:4], batch.mask[:4])
     assert torch.equal(again, batch.log_probs[:4])
     assert torch.equal(values, batch.values[:4])
     assert torch.equal(ppo.story_kl(batch), torch.zeros(8))
     config = replace(CONFIG, epochs=1, minibatch=8)
-    batch = ppo.rollout(learner, wanted, coder, config, runtime.generator(1))
-    metrics = ppo.update(learner, batch, config, runtime.generator(2))
+    batch = ppo.rollout(learner, wanted, coder, config)
+    metrics = ppo.update(learner, batch, config)
     # The rows of the minibatch are shuffled: the same numbers from another order of rows, in float32.
     assert metrics["policy/ratio_error_first"] < 1e-5
     assert metrics["policy/clipfrac"] == 0
@@ -185,7 +186,7 @@ def test_what_stands_in_the_padding_changes_no_logged_number(
         batch = scored(learner, told, [0.5, 1.0])
         dirty = [getattr(batch, name).masked_fill(~batch.mask, fill) for name in ("log_probs", "reference", "values")]
         batch = replace(batch, log_probs=dirty[0], reference=dirty[1], values=dirty[2])
-        seen.append({**ppo.rollout_metrics(batch), **ppo.update(learner, batch, CONFIG, runtime.generator(1))})
+        seen.append({**ppo.rollout_metrics(batch), **ppo.update(learner, batch, CONFIG)})
     assert seen[0] == pytest.approx(seen[1], nan_ok=False)
 
 
@@ -220,7 +221,7 @@ def test_a_better_story_gets_likelier_and_a_worse_one_less(tiny: Callable[..., G
     learner = ppo.learner_for(tiny(), config)
     told = [story([5, 6], [7, 8, coder.end], coder.end), story([5, 6], [9, 9, 9], coder.end)]
     batch = scored(learner, told, [1.0, 0.0])
-    ppo.update(learner, batch, config, runtime.generator(1))
+    ppo.update(learner, batch, config)
     moved = (token_log_probs(learner.policy, batch.ids, batch.mask) - batch.log_probs).sum(1)
     assert moved[0] > 0 > moved[1]
 
@@ -232,7 +233,7 @@ def test_a_larger_kl_weight_stays_closer(tiny: Callable[..., GPT], coder: Tokeni
         learner = ppo.learner_for(tiny(), config)
         told = [story([5, 6], [7, 8, coder.end], coder.end), story([5, 6], [9, 9, 9], coder.end)]
         batch = scored(learner, told, [1.0, 0.0])
-        ppo.update(learner, batch, config, runtime.generator(1))
+        ppo.update(learner, batch, config)
         apart.append(ppo.k3(token_log_probs(learner.policy, batch.ids, batch.mask), batch.reference).sum().item())
     assert apart[1] < apart[0] / 2
 
@@ -243,11 +244,12 @@ def test_a_step_without_a_finite_gradient_is_skipped(tiny: Callable[..., GPT], c
     before = {name: weight.clone() for name, weight in learner.policy.state_dict().items()}
     broken = replace(batch, reference=batch.reference + math.nan)
     with pytest.raises(runtime.UserError, match="no number"):
-        ppo.update(learner, broken, CONFIG, runtime.generator(1))
+        ppo.update(learner, broken, CONFIG)
     assert all(torch.equal(weight, before[name]) for name, weight in learner.policy.state_dict().items())
+    learner = ppo.learner_for(tiny(), CONFIG)
     one = batch.reference.clone()
     one[0] = math.nan
-    assert ppo.update(learner, replace(batch, reference=one), CONFIG, runtime.generator(1))["skipped_steps"] == 2
+    assert ppo.update(learner, replace(batch, reference=one), CONFIG)["skipped_steps"] == 2
 
 
 def test_drawn_instructions_are_different_and_of_one_length() -> None:
@@ -268,11 +270,10 @@ def test_reward_rises_on_a_toy(tiny: Callable[..., GPT], coder: Tokenizer, monke
     config = replace(CONFIG, groups=8, limit=6, minibatch=16, lr=3e-3, kl_weight=0.0)
     learner = ppo.learner_for(tiny(), config)
     wanted = [Instruction(("kite",), coder.prompt("k"))] * 32
-    writing, shuffling = runtime.generator(1), runtime.generator(2)
     rewards = []
     for _ in range(25):
-        batch = ppo.rollout(learner, wanted, coder, config, writing)
-        ppo.update(learner, batch, config, shuffling)
+        batch = ppo.rollout(learner, wanted, coder, config)
+        ppo.update(learner, batch, config)
         rewards.append(batch.scores.mean().item())
     assert sum(rewards[:3]) / 3 < 0.35
     assert sum(rewards[-3:]) / 3 > 0.6
@@ -317,6 +318,66 @@ def test_a_run_logs_saves_and_can_be_repeated(command: Callable[..., int], capsy
     *_, facts = checkpoint.load(Path("checkpoints/ppo-0.05/final.pt"), torch.device("cpu"))
     assert facts["step"] >= 1
     assert facts["kl_weight"] == 0.05
+
+
+def test_warnings_name_what_leaves_its_range() -> None:
+    fine = {"objective/kl": 5.0, "scores_spread": 0.2, "stories/ended": 0.8, "policy/clipfrac": 0.1}
+    fine["value/explained_variance"] = 0.1
+    limits = ppo.LimitsConfig()
+    assert ppo.warnings([fine] * 30, limits) == {}
+    for name, value in (
+        ("objective/kl", limits.kl + 1),
+        ("stories/ended", limits.ended - 0.01),
+        ("policy/clipfrac", limits.clipfrac + 0.01),
+        ("value/explained_variance", -0.1),
+    ):
+        assert list(ppo.warnings([fine] * 30 + [{**fine, name: value}], limits)) == [name]
+    flat = {**fine, "scores_spread": 0.0}
+    assert ppo.warnings([fine] + [flat] * (limits.flat - 1), limits) == {}
+    assert list(ppo.warnings([flat] * limits.flat, limits)) == ["objective/scores"]
+    assert ppo.warnings([{**fine, "value/explained_variance": -1.0}], limits) == {}  # a critic starts blind
+
+
+@pytest.mark.usefixtures("workspace")
+def test_the_kl_of_an_evaluation_is_that_of_its_stories(
+    tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story by story, token by token: log-probability under the policy minus that under the reference."""
+    learner = ppo.learner_for(tiny(), CONFIG)
+    with torch.no_grad():
+        for weight in learner.policy.parameters():
+            weight.add_(torch.randn(weight.shape, generator=runtime.generator(1)), alpha=0.1)
+    told: list[Completion] = []
+    generate = ppo.generate
+
+    def kept(*arguments: Any, **options: Any) -> list[Completion]:
+        found = generate(*arguments, **options)
+        told.extend(found)
+        return found
+
+    monkeypatch.setattr(ppo, "generate", kept)
+    config = replace(CONFIG, demo=("kite",), demo_limit=4)
+    heldout = [Instruction(("kite",), [5, 6]), Instruction(("lake",), [7])]
+    _, kl, _ = ppo.evaluate(learner, heldout, coder, config)
+    apart = 0.0
+    for one in told[:2]:
+        ids = torch.tensor([one.prompt + one.ids])
+        for model, sign in ((learner.policy, 1), (learner.reference, -1)):
+            log_probs = model(ids)[0].log_softmax(-1)
+            for t in range(len(one.prompt) - 1, ids.shape[1] - 1):
+                apart += sign * log_probs[t, ids[0, t + 1]].item()
+    assert kl == pytest.approx(apart / 2, abs=1e-4)
+    assert abs(kl) > 0.01
+
+
+@pytest.mark.usefixtures("workspace")
+def test_a_changed_reference_is_refused(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("ppo", "0", "0.05", *FAST) == 0
+    checkpoint.save(checkpoint.FINETUNED, tiny(seed=3, context=128), {"step": 0})
+    assert command("ppo", "1", "0.05", *FAST, "--resume") == 1
+    assert "has changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [("-1",), ("ten",), ("nan",), ("inf",), ("10", "-1"), ("10", "nan"), ("10", "much")])

@@ -10,8 +10,8 @@ import preferences
 from model import GPT
 from preferences import Pair
 from runtime import UserError
-from sample import Completion
-from tokenizer import Tokenizer, story_request
+from sample import Completion, Instruction
+from tokenizer import Tokenizer
 
 WORDS = ("kite", "lake", "bird")
 
@@ -107,14 +107,6 @@ def test_a_missing_file_says_what_makes_it(tmp_path: Path, coder: Tokenizer) -> 
         preferences.read_pairs(tmp_path / "pairs.jsonl", coder)
 
 
-def test_prompts_that_leave_no_room_are_dropped(coder: Tokenizer) -> None:
-    length = len(coder.prompt(story_request(("kite",))))
-    kept = preferences.fitting([("kite",), WORDS], coder, length)
-    assert [(one.words, len(one.prompt)) for one in kept] == [(("kite",), length)]
-    with pytest.raises(UserError, match="--limit"):
-        preferences.fitting([("kite",), WORDS], coder, length - 1)
-
-
 @pytest.mark.usefixtures("workspace")
 def test_command_writes_pairs_and_repeats(
     command: Callable[..., int],
@@ -131,7 +123,6 @@ def test_command_writes_pairs_and_repeats(
     out = capsys.readouterr().out
     assert "6 of 6 pairs" in out
     assert "ran out" not in out
-    assert "30 instructions, 0 dropped" in out
     assert command("preferences", "6", *flags) == 0
     assert preferences.PAIRS.read_bytes() == first
     assert command("preferences", "1000", *flags) == 0
@@ -146,7 +137,7 @@ def test_groups_after_the_last_pair_do_not_count(
 ) -> None:
     made = iter([None, Pair(WORDS, [1], [2]), None, Pair(WORDS, [3], [4]), None, None])
     monkeypatch.setattr(preferences, "preferred", lambda *_: next(made))
-    asked = preferences.fitting([WORDS] * 6, coder, 100)
+    asked = [Instruction(WORDS, coder.prompt("k"))] * 6
     config = preferences.Config(pairs=2, batch=6, limit=2, device="cpu", precision="float32")
     pairs, dropped = preferences.written_pairs(tiny(context=128), asked, coder, config)
     assert ([pair.chosen for pair in pairs], dropped) == ([[1], [3]], 2)

@@ -142,7 +142,7 @@ def test_one_update_makes_right_answers_likelier(tiny: Callable[..., GPT], coder
     ids, mask = packed(told, torch.device("cpu"))
     before = token_log_probs(learner.model, ids, mask).sum(1)
     batch = rollout_of(told, [1.0, 0.0, 1.0, 0.0])
-    reinforce.update(learner.model, learner.guard, batch, config, learner.shuffling)
+    reinforce.update(learner.model, learner.guard, batch, config, learner.generators[1])
     moved = token_log_probs(learner.model, ids, mask).sum(1) - before
     assert (moved > 0).tolist() == [True, False, True, False]
 
@@ -151,10 +151,14 @@ def test_a_step_without_signal_moves_nothing(tiny: Callable[..., GPT], coder: To
     """After a step that did move, Adam remembers a direction: it must not go on in it."""
     learner = reinforce.learner_for(tiny(), CONFIG)
     told = answers(coder.end)[:4]
-    reinforce.update(learner.model, learner.guard, rollout_of(told, [1.0, 0.0, 0.0, 0.0]), CONFIG, learner.shuffling)
+    reinforce.update(
+        learner.model, learner.guard, rollout_of(told, [1.0, 0.0, 0.0, 0.0]), CONFIG, learner.generators[1]
+    )
     before = {name: weight.clone() for name, weight in learner.model.state_dict().items()}
     for rewards in ([1.0] * 4, [0.0] * 4):
-        metrics = reinforce.update(learner.model, learner.guard, rollout_of(told, rewards), CONFIG, learner.shuffling)
+        metrics = reinforce.update(
+            learner.model, learner.guard, rollout_of(told, rewards), CONFIG, learner.generators[1]
+        )
         assert metrics["groups/no_signal"] == 1
     assert all(torch.equal(weight, before[name]) for name, weight in learner.model.state_dict().items())
 
@@ -198,8 +202,8 @@ def test_reward_rises_on_a_toy_unless_it_is_shuffled(
     asked = [Problem("k", "#### 1")] * 4
     rewards = []
     for _ in range(25):
-        batch = reinforce.rollout(learner.model, asked, coder, config, learner.writing)
-        metrics = reinforce.update(learner.model, learner.guard, batch, config, learner.shuffling)
+        batch = reinforce.rollout(learner.model, asked, coder, config, learner.generators[0])
+        metrics = reinforce.update(learner.model, learner.guard, batch, config, learner.generators[1])
         rewards.append(metrics["objective/scores"])
     assert sum(rewards[:3]) / 3 < 0.4
     assert (sum(rewards[-5:]) / 5 > 0.6) is learns
@@ -241,40 +245,6 @@ def test_a_run_evaluates_saves_and_logs(command: Callable[..., int], capsys: pyt
     names = {"objective/scores", "objective/scores_recent", "groups/no_signal", "answers/length", "answers/ended"}
     names |= {"answers/calculator", "loss/policy", "grad_norm", "lr"}
     assert names <= next(line for line in logged if "lr" in line).keys()
-
-
-@pytest.mark.usefixtures("practised")
-def test_stopped_and_resumed_is_the_same_run(
-    command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command("reinforce", "4", *FAST) == 0
-    straight, logged = checkpoint.read(reinforce.STATE, "-"), metrics_of()
-    for path in [*reinforce.FOLDER.iterdir(), *Path("runs").glob("*/*")]:
-        path.unlink()
-    for path in Path("runs").iterdir():
-        path.rmdir()
-    capsys.readouterr()
-    update = reinforce.update
-
-    def interrupted(*arguments: object) -> dict[str, float]:
-        signal_number, handler = 2, __import__("signal").getsignal(2)
-        handler(signal_number, None)
-        return update(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(reinforce, "update", interrupted)
-    assert command("reinforce", "4", *FAST) == 130
-    assert "to go on: python reinforce.py 4" in capsys.readouterr().err
-    monkeypatch.setattr(reinforce, "update", update)
-    assert command("reinforce", "4", *FAST, "--resume", "--lr", "1") == 1
-    assert "--lr 1" in capsys.readouterr().err
-    assert command("reinforce", "4", *FAST, "--resume") == 0
-    again = checkpoint.read(reinforce.STATE, "-")
-    assert metrics_of() == logged
-    assert again["rewards"] == straight["rewards"]
-    assert all(torch.equal(weight, again["weights"][name]) for name, weight in straight["weights"].items())
-    for number, moments in straight["optimizer"]["state"].items():
-        for name, value in moments.items():
-            assert torch.equal(value, again["optimizer"]["state"][number][name])
 
 
 @pytest.mark.usefixtures("practised")

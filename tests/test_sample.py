@@ -13,8 +13,9 @@ import checkpoint
 import problems
 import situations
 from model import GPT, Cache, ModelConfig
-from sample import Completion, calculator_forcing, generate, sampled_tokens, solve
-from tokenizer import Tokenizer
+from runtime import UserError
+from sample import Completion, calculator_forcing, fitting_instructions, generate, sampled_tokens, solve
+from tokenizer import Tokenizer, story_request
 
 Make = Callable[..., GPT]
 Command = Callable[..., int]
@@ -411,3 +412,16 @@ def test_bad_input_is_said(
     assert said in output.err + output.out
     assert "Traceback" not in output.err
     assert status == 2 or len(output.err.splitlines()) == 1
+
+
+def test_instructions_that_leave_no_room_are_dropped(
+    tmp_path: Path, coder: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "instructions.jsonl"
+    path.write_text('{"words": ["kite"]}\n{"words": ["kite", "lake"]}\n', encoding="utf-8")
+    length = len(coder.prompt(story_request(("kite",))))
+    kept = fitting_instructions(path, coder, length)
+    assert [(one.words, len(one.prompt)) for one in kept] == [(("kite",), length)]
+    assert "1 of 2 instructions" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--limit"):
+        fitting_instructions(path, coder, length - 1)
