@@ -169,7 +169,10 @@ def accumulate(model: GPT, completions: Sequence[Completion], advantages: Tensor
 
 
 def update(model: GPT, guard: Guard, batch: Rollout, config: Config, shuffling: torch.Generator) -> dict[str, float]:
-    """One policy gradient step on a rollout, in place; returns its metrics. Without any signal there is no step."""
+    """One policy gradient step on a rollout, in place; returns its metrics.
+
+    Without any signal no weight has a gradient, and Adam leaves it where it is.
+    """
     rewards = batch.rewards
     if config.shuffle:
         rewards = rewards[torch.randperm(len(rewards), generator=shuffling)]
@@ -182,8 +185,6 @@ def update(model: GPT, guard: Guard, batch: Rollout, config: Config, shuffling: 
         "answers/ended": sum(answer.ended for answer in told) / len(told),
         "answers/calculator": sum(not all(answer.sampled) for answer in told) / len(told),
     }
-    if not advantages.any():  # Adam would still move by what it remembers
-        return {**metrics, "loss/policy": 0.0, "grad_norm": 0.0, "skipped_steps": guard.skipped}
     guard.optimizer.zero_grad(set_to_none=True)
     loss = accumulate(model, told, advantages, config)
     norm = guard.step(loss)

@@ -178,3 +178,10 @@ def test_every_printed_command_line_is_understood(script: str, arguments: str) -
 def test_the_commands_of_docstrings_are_found() -> None:
     assert ("train", "--resume") in command_lines()
     assert ("ppo", "10 0.5") in command_lines()
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(test_\w+)\.py::(\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    for file, function in named:
+        assert f"def {function}(" in (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"), (file, function)

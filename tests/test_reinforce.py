@@ -82,6 +82,21 @@ def test_the_worked_example_of_the_docs() -> None:
     assert better.item() < loss.item()
 
 
+def test_the_table_of_the_docs_adds_up() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "reinforce.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    *rows, total = [list(map(float, row[1:])) for row in cells if row[0] in ("1", "2", "3", "4", "5", "all")]
+    assert len(rows) == 5
+    rewards = torch.tensor([row[0] for row in rows])
+    advantages = reinforce.group_advantages(rewards, torch.zeros(5, dtype=torch.long), by_spread=False)
+    assert advantages.tolist() == pytest.approx([row[1] for row in rows])
+    assert [row[1] * row[3] for row in rows] == pytest.approx([row[4] for row in rows])
+    assert [sum(column) for column in zip(*rows, strict=True)] == pytest.approx(total)
+    sums = torch.tensor([row[3] for row in rows])[:, None]
+    loss = reinforce.policy_gradient_loss(sums, advantages, int(total[2])).item()
+    assert f"0.5 / 11 = {loss:.4f}" in text
+
+
 def policy_after(log_probs: Tensor, advantages: Tensor, tokens: int) -> Tensor:
     """The loss once the second answer's log-probability has risen from -2.5 to -2, as an update would have it."""
     moved = log_probs.detach().clone()
