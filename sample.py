@@ -1,8 +1,8 @@
 """Writes a story or solves a word problem with a trained model; `generate` is the repository's only decoding loop.
 
     python sample.py kite river brave               a story with these words, seconds
-    python sample.py --problem 7                    a held-out problem: the gold answer, the greedy one and eight
-    samples
+    python sample.py --problem 7                    a held-out problem: gold, greedy and eight sampled answers
+    python sample.py --problem 7 --problems data/gsm8k/test.jsonl
     python sample.py --model checkpoints/ppo-0.05/final.pt rain cake jump
 
 Rows whose prompts differ in length decode together without padding: all rows read the tokens of the shortest prompt,
