@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,19 +124,6 @@ def bootstrap(values: Sequence[float], resamples: int, seed: int) -> Estimate:
     means = [data[rng.integers(len(data), size=len(data))].mean() for _ in range(resamples)]
     low, high = numpy.percentile(means, (2.5, 97.5))
     return Estimate(float(data.mean()), float(low), float(high))
-
-
-def distinct_pairs(rows: Sequence[Sequence[int]]) -> float:
-    """Share of distinct pairs among all pairs of neighbouring tokens, over all rows; 0 without pairs."""
-    pairs = Counter(pair for row in rows for pair in itertools.pairwise(row))
-    return len(pairs) / pairs.total() if pairs else 0.0
-
-
-def repeated_4grams(rows: Sequence[Sequence[int]]) -> float:
-    """Share of runs of four tokens that stood earlier in the same row, over all rows; 0 without such runs."""
-    runs = [[tuple(row[start : start + 4]) for start in range(len(row) - 3)] for row in rows]
-    total = sum(map(len, runs))
-    return sum(len(own) - len(set(own)) for own in runs) / total if total else 0.0
 
 
 @torch.no_grad()
@@ -252,8 +238,8 @@ def measured(
         loss=loss,
         ended=sum(story.ended for story in told) / len(told),
         length=sum(map(len, ids)) / len(ids),
-        distinct_2=distinct_pairs(ids),
-        repeated_4=repeated_4grams(ids),
+        distinct_2=stories.distinct_pairs(ids),
+        repeated_4=stories.repeated_4grams(ids),
         kl=sum(mine - theirs for mine, theirs in zip(own, others, strict=True)) / len(own),
         next_words=next_words,
         accuracy=accuracy,

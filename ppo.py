@@ -17,7 +17,6 @@ there:
 """
 
 import copy
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -371,17 +370,20 @@ def update(learner: Learner, batch: Rollout, config: Config) -> dict[str, float]
     }
 
 
-def rollout_metrics(batch: Rollout) -> dict[str, float]:
+def rollout_metrics(batch: Rollout, coder: Tokenizer) -> dict[str, float]:
     """What a rollout's stories say of the policy that wrote them."""
     told = [story.ids for story in batch.completions]
-    pairs = [pair for ids in told for pair in itertools.pairwise(ids)]
+    texts = [coder.answer_text(ids) for ids in told]
+    asked = [instruction.words for instruction in batch.instructions]
     return {
         "objective/scores": batch.scores.mean().item(),
         "objective/kl": story_kl(batch).mean().item(),
         "objective/entropy": -masked_mean(batch.log_probs, batch.mask).item(),
         "stories/ended": sum(story.ended for story in batch.completions) / len(told),
         "stories/length": sum(map(len, told)) / len(told),
-        "stories/distinct_2": len(set(pairs)) / max(1, len(pairs)),
+        "stories/distinct_2": stories.distinct_pairs(told),
+        "stories/repeated_4": stories.repeated_4grams(told),
+        "stories/word_repeats": stories.word_repeats(zip(texts, asked, strict=True)),
     }
 
 
@@ -484,7 +486,7 @@ def train(run: Run, session: Session) -> None:
         instructions = drawn_instructions(run.known, config.groups, config.group, learner.draws)
         batch = rollout(learner, instructions, coder, config)
         written = time.monotonic()
-        metrics = {**rollout_metrics(batch), **update(learner, batch, config)}
+        metrics = {**rollout_metrics(batch, coder), **update(learner, batch, config)}
         learner.number += 1
         seconds = time.monotonic() - began
         learner.seconds += seconds

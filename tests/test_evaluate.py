@@ -35,16 +35,6 @@ def test_loss_is_the_same_at_every_batch_size_and_that_of_a_plain_loop(tiny: Cal
     assert found[0] == pytest.approx(total / tokens, abs=1e-5)
 
 
-def test_distinct_pairs_and_repeated_4grams_by_hand() -> None:
-    assert evaluate.distinct_pairs([[1, 2, 1, 2]]) == pytest.approx(2 / 3)
-    assert evaluate.distinct_pairs([[1, 2], [1, 2], [3, 4]]) == pytest.approx(2 / 3)
-    assert evaluate.distinct_pairs([[1], []]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
-    assert evaluate.repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3], []]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3, 9, 1, 2, 3, 8]]) == 0  # three tokens come again, never four
-
-
 def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
     values = numpy.random.default_rng(1).random(400).tolist()
     found = evaluate.bootstrap(values, 4_000, 1)

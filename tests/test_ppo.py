@@ -186,7 +186,7 @@ def test_what_stands_in_the_padding_changes_no_logged_number(
         batch = scored(learner, told, [0.5, 1.0])
         dirty = [getattr(batch, name).masked_fill(~batch.mask, fill) for name in ("log_probs", "reference", "values")]
         batch = replace(batch, log_probs=dirty[0], reference=dirty[1], values=dirty[2])
-        seen.append({**ppo.rollout_metrics(batch), **ppo.update(learner, batch, CONFIG)})
+        seen.append({**ppo.rollout_metrics(batch, coder), **ppo.update(learner, batch, CONFIG)})
     assert seen[0] == pytest.approx(seen[1], nan_ok=False)
 
 
@@ -309,7 +309,7 @@ def test_a_run_logs_saves_and_can_be_repeated(command: Callable[..., int], capsy
     assert "rollout 1 " in capsys.readouterr().out
     names = {"objective/scores", "objective/kl", "objective/entropy", "policy/approxkl", "policy/clipfrac"}
     names |= {"policy/ratio_max", "loss/policy", "loss/value", "loss/kl", "value/explained_variance", "stories/ended"}
-    names |= {"stories/length", "stories/distinct_2", "grad_norm", "lr"}
+    names |= {"stories/length", "stories/distinct_2", "stories/repeated_4", "stories/word_repeats", "grad_norm", "lr"}
     first = next(line for line in seen[0] if "loss/policy" in line)
     again = next(line for line in seen[1] if "loss/policy" in line)
     assert names <= first.keys()
