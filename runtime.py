@@ -191,6 +191,12 @@ def lines_until(text: str, step: int) -> list[str]:
     return [line for line in whole if json.loads(line)["step"] <= step]
 
 
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """What the run of a folder has logged, in order: `step` and metrics of each line that was written whole."""
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in lines_until(text, sys.maxsize)]
+
+
 def markdown(text: str) -> str:
     """Text of a model or user as one Markdown table cell that shows it and does not obey it."""
     escaped = "".join(f"&#{ord(char)};" if char in "&<>|`*_[]#\\~" else char for char in text)

@@ -31,6 +31,9 @@ from problems import Problem
 from runtime import Device, Precision, UserError
 from tokenizer import Tokenizer
 
+OPENING = "Once upon a time, there was a little"  # of a plain story, whose next words show what changed
+NEXT_WORDS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -250,6 +253,18 @@ def right_answers(
         for number, answer in zip(part, told, strict=True):
             right[number] += problems.grade(coder.answer_text(answer.ids), asked[number].answer)
     return right
+
+
+@torch.no_grad()
+def likeliest_next(
+    model: GPT, coder: Tokenizer, opening: str = OPENING, number: int = NEXT_WORDS
+) -> list[tuple[str, float]]:
+    """The likeliest tokens after a plain story's opening, with their probabilities."""
+    ids = torch.tensor([[coder.end, *coder.encode(opening)]], device=model.device)  # (1, T)
+    top = model(ids)[0, -1].float().softmax(-1).topk(min(number, coder.vocabulary))
+    return [
+        (coder.decode([token]), chance) for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    ]
 
 
 def fitting_instructions(path: Path, coder: Tokenizer, longest: int) -> list[Instruction]:

@@ -32,7 +32,7 @@ from training import Guard
 CPU = ("--device", "cpu", "--precision", "float32")
 TOY = ("--model.vocabulary", "20", "--model.context", "16", "--model.layers", "1", "--model.heads", "1")
 TOY = (*TOY, "--model.channels", "16", "--model.dropout", "0.2", "--batch", "4", "--warmup", "3")
-SMALL = ("--groups", "2", "--group", "4", "--limit", "8", "--minibatch", "4", "--evaluate-on", "4")
+SMALL = ("--groups", "2", "--group", "4", "--limit", "8", "--minibatch", "4", "--evaluate-on", "4", "--demo-limit", "8")
 FEW = ("--problems", "2", "--answers", "4", "--limit", "8", "--evaluate-on", "3", "--evaluate-answers", "2")
 BASE = ("--problems", "0", "--heldout", "4", "--batch", "4", "--dropout", "0.2")
 # Of each script: arguments, its state, and a guarded step in the first half of the run, between two evaluations.
