@@ -3,6 +3,7 @@
     python evaluate.py                          the models it finds in checkpoints/
     python evaluate.py ppo-0.05 dpo             only these, next to the fine-tuned model
     python evaluate.py --problems 0             without word problems, half the time
+    python evaluate.py --problems 400 --problems-file data/gsm8k/test.jsonl
     python evaluate.py --compare ppo-0.05 dpo   stories of these side by side, and nothing measured
 
 Reads `data/instructions-heldout.jsonl`, `data/stories-heldout.txt`, held-out generated problems, and of PPO runs the
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 import checkpoint
 import pictures
+import problems
 import report
 import runtime
 import sample
@@ -56,6 +58,7 @@ class Config:
     baseline: Path = checkpoint.FINETUNED  # the model that the others are compared with
     instructions: int = 200  # held-out instructions, a story each
     problems: int = 100  # held-out word problems; 0 leaves them out
+    problems_file: Path | None = None  # GSM8K file to take them from; generated ones otherwise
     answers: int = 8  # answers to a problem, for pass@k
     limit: int = 200  # tokens of a story or an answer
     batch: int = 100  # rows decoded together
@@ -177,7 +180,11 @@ def material(coder: Tokenizer, baseline: GPT, config: Config) -> Material:
         print(f"{stories.HELDOUT_INSTRUCTIONS} has {len(known)} instructions, fewer than --instructions asks for")
     if len(coder.encode(config.opening)) >= context:
         raise UserError(f"--opening {config.opening[:20]!r}...: shorter than the context of {context} tokens")
-    drawn = situations.generated_problems(config.problems, config.seed, "test")
+    drawn = (
+        problems.read_problems(config.problems_file)[: config.problems]
+        if config.problems_file
+        else situations.generated_problems(config.problems, config.seed, "test")
+    )
     asked = [problem for problem in drawn if fits(baseline, coder.prompt(problem.question))]
     if drawn and not asked:
         raise UserError(f"--problems {len(drawn)}: none fits the context of {context} tokens; --problems 0 leaves out")

@@ -519,6 +519,8 @@ def main() -> None:
     if state is not None:
         learner.restore(state)
     with training.session(folder / STATE) as session, training.log_of(name, config, facts, state) as log:
+        if state is None:
+            training.clear(folder, "*.pt")
         log.board.add_custom_scalars(board.LAYOUT)
         train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
 

@@ -201,6 +201,22 @@ def test_the_same_seed_gives_the_same_run(command: Callable[..., int]) -> None:
         assert seen[0] == seen[1] != seen[2], script
 
 
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize("script", ["ppo", "reinforce"])
+def test_a_new_run_leaves_no_checkpoint_of_an_earlier_one(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str], script: str
+) -> None:
+    arguments, name, _ = RUNS[script]
+    assert command(script, *arguments, *CPU) == 0
+    saved = {path.name for path in (checkpoint.FOLDER / name).parent.glob("*.pt")}
+    stale = (checkpoint.FOLDER / name).with_name("rollout-0990.pt")
+    shutil.copy(checkpoint.FOLDER / name, stale)
+    capsys.readouterr()
+    assert command(script, *arguments, *CPU) == 0
+    assert f"{len(saved) + 1} checkpoints of an earlier run" in capsys.readouterr().out
+    assert {path.name for path in stale.parent.glob("*.pt")} == saved
+
+
 def test_a_second_interrupt_stops_at_once_and_leaves_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
