@@ -178,9 +178,11 @@ def generate(
                 rows[done].tolist(), new[done].tolist(), choosing[done].tolist(), strict=True
             ):
                 ended[row], lasts[row] = chosen and token == end, position + 1
-            kept = (~done).nonzero()[:, 0]
-            if not len(kept):
+            left = int((~done).sum())
+            if not left:
                 break
+            kept = torch.arange(left, device=device)
+            kept[done[:left]] = left + (~done[left:]).nonzero()[:, 0]  # the last rows take the places that are free
             rows, new, cache = rows[kept], new[kept], cache.kept(kept)
         new = new[:, None]
     completions = []

@@ -24,6 +24,7 @@ LAYERS = {
     4: ("prepare", "train", "finetune", "preferences"),
     5: ("dpo", "ppo", "reinforce"),
     6: ("evaluate",),
+    7: ("bench",),
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 SCRIPTS = {*LAYERS[4], *LAYERS[5]}

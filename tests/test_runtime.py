@@ -2,6 +2,7 @@
 
 import html
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_a_programmers_error_keeps_its_traceback() -> None:
 
     with pytest.raises(KeyError):
         runtime.run(main)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_freed_memory_is_kept() -> None:
+    runtime.keep_memory()
+    block = torch.zeros(16 << 20)  # 64 MB
+    address = block.data_ptr()
+    del block
+    spans = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert any(int(start, 16) <= address < int(end, 16) for start, end in spans)
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    monkeypatch.delattr("ctypes.CDLL")
+    runtime.keep_memory()
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
