@@ -381,7 +381,7 @@ def main() -> None:
             print(time_left(time.monotonic() - began, len(paths) - 1), flush=True)
     print("\n" + report.table(report.rows_of(results)) + "\n")
     for one in results:
-        likeliest = ", ".join(f"{word.strip()} {chance:.0%}" for word, chance in one.next_words)
+        likeliest = ", ".join(f"{report.printable(word.strip())} {chance:.0%}" for word, chance in one.next_words)
         print(f"{one.name}: {config.opening} ... {likeliest}")
     write_results(results, on, config, device)
 

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -19,6 +20,12 @@ from matplotlib.patches import Rectangle
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#767676"
 COLOURS = ("#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#0072B2")
 MARKERS = "ovD^*P"
+SIDES: tuple[dict[str, Any], ...] = (
+    {"xytext": (6, 5), "ha": "left", "va": "bottom"},
+    {"xytext": (6, -5), "ha": "left", "va": "top"},
+    {"xytext": (-6, 5), "ha": "right", "va": "bottom"},
+    {"xytext": (-6, -5), "ha": "right", "va": "top"},
+)  # of a point its name may stand on, in turn: models may lie close together
 WIDTH = 8.0  # inches
 LINE = 96  # characters of a story a line
 HEALTH = {
@@ -91,10 +98,9 @@ def frontier(
     ):
         kl, used = [one for one, _ in points], [100 * share for _, share in points]
         axes.plot(kl, used, marker=marker, ms=4, lw=1, color=colour, label=f"{plain(name)}, as it trained")
-    for index, (name, (apart, share)) in enumerate(models.items()):
+    for (name, (apart, share)), side in zip(models.items(), itertools.cycle(SIDES), strict=False):
         axes.errorbar(apart, 100 * share.mean, yerr=whiskers([share], 100), fmt="s", color=BLUE, capsize=3)
-        side = (6, -14) if index % 2 else (6, 5)  # below and above in turn: models may lie close together
-        axes.annotate(plain(name), (apart, 100 * share.mean), textcoords="offset points", xytext=side)
+        axes.annotate(plain(name), (apart, 100 * share.mean), textcoords="offset points", **side)
     axes.margins(x=0.15)  # room for the last name
     axes.set_xlabel(f"KL from {plain(baseline)} (nats a story)")
     axes.set_ylabel("requested words used (%)" + (", with 95 % interval" if models else ""))
@@ -114,13 +120,12 @@ def cost(models: Mapping[str, tuple[Estimate, Estimate, float | None]], baseline
     axes = figure.subplots()
     axes.axhline(0, color=GREY, lw=0.8)
     axes.axvline(0, color=GREY, lw=0.8)
-    for (name, (gained, added, price)), colour, marker in zip(
-        models.items(), itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False
-    ):
+    looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(SIDES), strict=False)
+    for (name, (gained, added, price)), (colour, marker, side) in zip(models.items(), looks, strict=False):
         across, up = whiskers([gained], 100), whiskers([added])
         axes.errorbar(100 * gained.mean, added.mean, xerr=across, yerr=up, fmt=marker, color=colour, capsize=3)
         text = plain(name) + ("" if price is None else f"\n{price:.4f} nats a point")
-        axes.annotate(text, (100 * gained.mean, added.mean), textcoords="offset points", xytext=(6, 5), fontsize=9)
+        axes.annotate(text, (100 * gained.mean, added.mean), textcoords="offset points", fontsize=9, **side)
     axes.margins(0.25)
     axes.set_xlabel(f"words used, gained over {plain(baseline)} (percentage points, with 95 % interval)")
     axes.set_ylabel("loss on plain stories, added\n(nats a token, with 95 % interval)")
@@ -163,7 +168,7 @@ def health(runs: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> Fig
             runs.items(), itertools.cycle(COLOURS), itertools.cycle(("-", "--", "-.", ":")), strict=False
         ):
             steps, values = [step for step, _ in curves[metric]], [value for _, value in curves[metric]]
-            axes.plot(steps, values, style, color=colour, lw=1.2, label=plain(name))
+            axes.plot(steps, values, style, marker=".", ms=3, color=colour, lw=1, label=plain(name))
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
     for axes in figure.axes[-2:]:
