@@ -1,21 +1,25 @@
 """Compares checkpoints: what training bought in words used, and what it cost in everything else.
 
-    python evaluate.py                                  the models it finds in checkpoints/
-    python evaluate.py checkpoints/ppo-0.05/final.pt    only these, next to the fine-tuned model
-    python evaluate.py --problems 0                     without word problems, half the time
+    python evaluate.py                          the models it finds in checkpoints/
+    python evaluate.py ppo-0.05 dpo             only these, next to the fine-tuned model
+    python evaluate.py --problems 0             without word problems, half the time
+    python evaluate.py --problems 400 --problems-file data/gsm8k/test.jsonl
+    python evaluate.py --compare ppo-0.05 dpo   stories of these side by side, and nothing measured
 
-Reads `data/instructions-heldout.jsonl`, `data/stories-heldout.txt` and held-out generated problems. Writes
-`runs/evaluate/results.json`, `comparison.png` and `frontier.png`, and prints a table. Every model meets the same
-instructions with the same random numbers: a difference is the model's. Intervals are 95 % bootstraps (Efron 1979) over
-instructions or problems, and for differences to the fine-tuned model over pairs of the same instruction.
+Reads `data/instructions-heldout.jsonl`, `data/stories-heldout.txt`, held-out generated problems, and of PPO runs the
+saved rollouts and `runs/ppo-*/metrics.jsonl`. Writes to `runs/evaluate/` `results.json`, `report.html`, which needs
+nothing beside it, and pictures as PNG and SVG; prints a table. Every model meets the same instructions with the same
+random numbers: a difference is the model's. Intervals are 95 % bootstraps (Efron 1979) over instructions, stories or
+problems, and for differences to the fine-tuned model over pairs of the same instruction or story.
 """
 
 import contextlib
-import itertools
 import json
+import shlex
+import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,18 +27,23 @@ from typing import Annotated, Any
 import numpy
 import torch
 import tyro
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import checkpoint
+import pictures
+import problems
+import report
 import runtime
+import sample
 import situations
 import stories
 import tokenizer
-from model import GPT, ModelConfig, mean_loss, token_log_probs
+from model import GPT, ModelConfig, token_log_probs
+from pictures import Estimate
 from problems import Problem, pass_at_k
+from report import Result, percent
 from runtime import Device, Precision, UserError
-from sample import Completion, fits, generate, packed, right_answers
+from sample import Completion, fits, generate, likeliest_next, packed, right_answers
 from tokenizer import Tokenizer
 
 FOLDER = Path("runs/evaluate")
@@ -44,17 +53,21 @@ FOLDER = Path("runs/evaluate")
 class Config:
     """What to compare, and on how much."""
 
-    checkpoints: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()  # models; without any, those that are found
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional] = ()  # names or files; without any, all it finds
+    compare: tuple[str, ...] = ()  # names or files of models whose stories are printed side by side, and no more
     baseline: Path = checkpoint.FINETUNED  # the model that the others are compared with
     instructions: int = 200  # held-out instructions, a story each
     problems: int = 100  # held-out word problems; 0 leaves them out
+    problems_file: Path | None = None  # GSM8K file to take them from; generated ones otherwise
     answers: int = 8  # answers to a problem, for pass@k
     limit: int = 200  # tokens of a story or an answer
     batch: int = 100  # rows decoded together
     loss_batch: int = 16  # rows scored together
     resamples: int = 10_000  # of a bootstrap
-    opening: str = "Once upon a time, there was a little"  # whose next words are shown
-    next_words: int = 5  # of them
+    shown: int = 3  # held-out instructions whose stories are printed or stand in the report
+    narrowest: int = 30  # characters of a column of stories; narrower ones stand below each other
+    opening: str = sample.OPENING  # whose next words are shown
+    next_words: int = sample.NEXT_WORDS  # of them
     seed: int = 1
     device: Device = "auto"
     precision: Precision = "auto"
@@ -68,39 +81,12 @@ class Config:
             ("batch", 1),
             ("loss_batch", 1),
             ("resamples", 1),
+            ("shown", 1),
+            ("narrowest", 1),
             ("next_words", 1),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What is known of one model."""
-
-    name: str
-    scores: list[float]  # words used by instruction, 0 to 1
-    words_used: Estimate  # share of the requested words, 0 to 1
-    gained: Estimate  # words used minus the baseline's, paired by instruction
-    loss: float  # on plain held-out stories, nats a token
-    ended: float  # share of stories with an end of text within the limit
-    length: float  # tokens a story, its end of text among them
-    distinct_2: float  # share of distinct pairs of neighbouring tokens
-    repeated_4: float  # share of 4-grams that stood in the same story before
-    kl: float  # from the baseline, nats a story
-    next_words: list[tuple[str, float]]  # likeliest after the opening, with probabilities
-    accuracy: Estimate | None  # share of problems solved by the greedy answer; None without problems
-    pass_at: dict[int, Estimate]  # by k, from 1 to all of a problem's answers; empty without problems
-    facts: dict[str, Any]  # of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +100,25 @@ class Material:
     dropped: dict[str, int]  # stories and problems that are longer than the context, left out
 
 
-def bootstrap(values: Sequence[float], resamples: int, seed: int) -> Estimate:
-    """Mean of the values with the 2.5th and 97.5th percentile of the means of resamples.
+def bootstrap(totals: Sequence[float], resamples: int, seed: int, counts: Sequence[float] | None = None) -> Estimate:
+    """Sum of the totals over sum of the counts, with the 2.5th and 97.5th percentile of that of resamples of both.
 
+    totals: of each instruction, problem or story. counts: what each is the total of, such as a story's tokens; 1
+    without, which gives the mean.
     Equal values, such as no right answer at all, give an interval of no width, which is narrower than the truth.
     Source: Efron 1979.
     """
-    data = numpy.asarray(values, dtype=numpy.float64)
+    over, under = numpy.asarray(totals, dtype=numpy.float64), numpy.asarray(counts or [1] * len(totals))
+    assert over.shape == under.shape, (over.shape, under.shape)
     rng = numpy.random.default_rng(seed)
-    means = [data[rng.integers(len(data), size=len(data))].mean() for _ in range(resamples)]
-    low, high = numpy.percentile(means, (2.5, 97.5))
-    return Estimate(float(data.mean()), float(low), float(high))
+    draws = (rng.integers(len(over), size=len(over)) for _ in range(resamples))
+    low, high = numpy.percentile([over[drawn].sum() / under[drawn].sum() for drawn in draws], (2.5, 97.5))
+    return Estimate(float(over.sum() / under.sum()), float(low), float(high))
 
 
-def distinct_pairs(rows: Sequence[Sequence[int]]) -> float:
-    """Share of distinct pairs among all pairs of neighbouring tokens, over all rows; 0 without pairs."""
-    pairs = Counter(pair for row in rows for pair in itertools.pairwise(row))
-    return len(pairs) / pairs.total() if pairs else 0.0
-
-
-def repeated_4grams(rows: Sequence[Sequence[int]]) -> float:
-    """Share of runs of four tokens that stood earlier in the same row, over all rows; 0 without such runs."""
-    runs = [[tuple(row[start : start + 4]) for start in range(len(row) - 3)] for row in rows]
-    total = sum(map(len, runs))
-    return sum(len(own) - len(set(own)) for own in runs) / total if total else 0.0
+def cost_of_a_point(gained: Estimate, added: Estimate) -> float | None:
+    """Loss added for each percentage point of words used gained; None where the interval of the gain reaches 0."""
+    return added.mean / (100 * gained.mean) if gained.low > 0 else None
 
 
 @torch.no_grad()
@@ -148,16 +129,6 @@ def story_log_probs(model: GPT, told: Sequence[Completion], batch: int) -> list[
         ids, mask = packed(told[start : start + batch], model.device)
         found += token_log_probs(model, ids, mask).double().sum(1).tolist()
     return found
-
-
-@torch.no_grad()
-def likeliest_next(model: GPT, coder: Tokenizer, opening: str, number: int) -> list[tuple[str, float]]:
-    """The likeliest tokens after a plain story's opening, with their probabilities."""
-    ids = torch.tensor([[coder.end, *coder.encode(opening)]], device=model.device)  # (1, T)
-    top = model(ids)[0, -1].float().softmax(-1).topk(min(number, coder.vocabulary))
-    return [
-        (coder.decode([token]), chance) for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    ]
 
 
 def stories_of(model: GPT, coder: Tokenizer, prompts: Sequence[list[int]], config: Config) -> list[Completion]:
@@ -209,7 +180,11 @@ def material(coder: Tokenizer, baseline: GPT, config: Config) -> Material:
         print(f"{stories.HELDOUT_INSTRUCTIONS} has {len(known)} instructions, fewer than --instructions asks for")
     if len(coder.encode(config.opening)) >= context:
         raise UserError(f"--opening {config.opening[:20]!r}...: shorter than the context of {context} tokens")
-    drawn = situations.generated_problems(config.problems, config.seed, "test")
+    drawn = (
+        problems.read_problems(config.problems_file)[: config.problems]
+        if config.problems_file
+        else situations.generated_problems(config.problems, config.seed, "test")
+    )
     asked = [problem for problem in drawn if fits(baseline, coder.prompt(problem.question))]
     if drawn and not asked:
         raise UserError(f"--problems {len(drawn)}: none fits the context of {context} tokens; --problems 0 leaves out")
@@ -225,49 +200,74 @@ def measured(
     model: GPT,
     facts: dict[str, Any],
     baseline: GPT,
-    before: list[float] | None,
+    before: Result | None,
     on: Material,
     coder: Tokenizer,
     config: Config,
 ) -> Result:
-    """Everything about one model; `before` are the baseline's scores by instruction, None for the baseline itself."""
+    """Everything about one model; `before` is the baseline's result, None for the baseline itself."""
     with runtime.autocast(model.device, config.precision):
         told = stories_of(model, coder, on.prompts, config)
         own = story_log_probs(model, told, config.loss_batch)
         others = story_log_probs(baseline, told, config.loss_batch)
-        counts = [[False] + [True] * (len(ids) - 1) for ids in on.plain]
-        loss = mean_loss(model, on.plain, counts, config.loss_batch)
+        plain = [Completion(ids[:1], ids[1:], [True] * (len(ids) - 1), "end") for ids in on.plain]
+        losses = [-log_prob for log_prob in story_log_probs(model, plain, config.loss_batch)]
         next_words = likeliest_next(model, coder, config.opening, config.next_words)
         accuracy, pass_at = problem_estimates(model, coder, on.problems, config)
-    scores = [
-        stories.words_used(coder.answer_text(story.ids), words) for story, words in zip(told, on.words, strict=True)
-    ]
-    gains = [score - other for score, other in zip(scores, before or scores, strict=True)]
+    texts = [coder.answer_text(story.ids) for story in told]
+    scores = [stories.words_used(text, words) for text, words in zip(texts, on.words, strict=True)]
+    gains = [score - other for score, other in zip(scores, before.scores if before else scores, strict=True)]
+    more = [loss - other for loss, other in zip(losses, before.losses if before else losses, strict=True)]
+    tokens = [len(story.ids) for story in plain]
+    gained = bootstrap(gains, config.resamples, config.seed)
+    added = bootstrap(more, config.resamples, config.seed, tokens)
     ids = [story.ids for story in told]
     return Result(
         name=name,
         scores=scores,
         words_used=bootstrap(scores, config.resamples, config.seed),
-        gained=bootstrap(gains, config.resamples, config.seed),
-        loss=loss,
+        gained=gained,
+        losses=losses,
+        loss=sum(losses) / sum(tokens),
+        added=added,
+        cost=cost_of_a_point(gained, added),
         ended=sum(story.ended for story in told) / len(told),
         length=sum(map(len, ids)) / len(ids),
-        distinct_2=distinct_pairs(ids),
-        repeated_4=repeated_4grams(ids),
+        distinct_2=stories.distinct_pairs(ids),
+        repeated_4=stories.repeated_4grams(ids),
+        word_repeats=stories.word_repeats(zip(texts, on.words, strict=True)),
         kl=sum(mine - theirs for mine, theirs in zip(own, others, strict=True)) / len(own),
         next_words=next_words,
         accuracy=accuracy,
         pass_at=pass_at,
+        stories=texts[: config.shown],
         facts=facts,
     )
 
 
-def found(config: Config) -> list[Path]:
-    """The checkpoints to compare: those named, else every run's final or best model; the baseline first."""
+def known_models(baseline: Path) -> dict[str, Path]:
+    """The models that are there, by the name they go by: baseline, DPO, and every run's final or best."""
     runs = [path for name in ("final", "best") for path in sorted(checkpoint.FOLDER.glob(f"*/{name}.pt"))]
-    there = [path for path in (checkpoint.DPO, *runs) if path.exists()]
-    by_place = {path.resolve(): path for path in (config.baseline, *(config.checkpoints or there))}
-    return list(by_place.values())
+    there = [path for path in (checkpoint.FINETUNED, checkpoint.DPO, *runs) if path.exists()]
+    return {name_of(path): path for path in (baseline, *there)}
+
+
+def located(name: str, known: Mapping[str, Path]) -> Path:
+    """The file of a model that is named, or is a file itself.
+
+    Raises: UserError where it is neither.
+    """
+    path = known.get(name, Path(name))
+    if name not in known and path.suffix != ".pt" and not path.is_file():
+        raise UserError(f"{name} is no model here: there are {', '.join(known)}, or give a file")
+    return path
+
+
+def found(config: Config) -> list[Path]:
+    """The checkpoints to compare: those named, else all that are known; the baseline first."""
+    known = known_models(config.baseline)
+    named = [located(name, known) for name in config.checkpoints] or known.values()
+    return list({path.resolve(): path for path in (config.baseline, *named)}.values())
 
 
 def loaded(path: Path, device: torch.device, coder: Tokenizer, shape: ModelConfig | None) -> tuple[GPT, dict[str, Any]]:
@@ -292,115 +292,32 @@ def name_of(path: Path) -> str:
     return path.parent.name if path.stem in ("final", "best") else str(path)
 
 
-def table(results: Sequence[Result]) -> str:
-    """The comparison as text: a row a model, a column a measure."""
-    measures = ("words used %", "gained", "loss", "ended", "length", "distinct-2", "repeated-4", "KL")
-    shown = sorted({min(results[0].pass_at), max(results[0].pass_at)}) if results[0].pass_at else []
-    solving = ("accuracy %", *(f"pass@{k} %" for k in shown)) if results[0].accuracy else ()
-    rows: list[tuple[str, ...]] = [("model", *measures, *solving)]
-    for one in results:
-        rows.append(
-            (
-                one.name,
-                percent(one.words_used),
-                percent(one.gained, sign="+"),
-                f"{one.loss:.3f}",
-                f"{one.ended:.0%}",
-                f"{one.length:.0f}",
-                f"{one.distinct_2:.3f}",
-                f"{one.repeated_4:.3f}",
-                f"{one.kl:.2f}",
-                *(percent(value) for value in (one.accuracy, *(one.pass_at[k] for k in shown)) if value),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-def percent(value: Estimate, sign: str = "") -> str:
-    """A share in percent with its interval."""
-    return f"{100 * value.mean:{sign}.1f} [{100 * value.low:{sign}.1f}, {100 * value.high:{sign}.1f}]"
-
-
-# Okabe and Ito's palette, told apart by everybody.
-BLUE, ORANGE = "#0072B2", "#E69F00"
-RUNS = ("#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = "ovD^*"
-
-
-def draw_comparison(results: Sequence[Result], path: Path) -> None:
-    """Words used as bars with intervals, and the loss on plain stories beside them."""
-    figure = Figure(figsize=(9, 1.2 + 0.5 * len(results)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    names = [one.name for one in results]
-    means = [100 * one.words_used.mean for one in results]
-    below = [100 * (one.words_used.mean - one.words_used.low) for one in results]
-    above = [100 * (one.words_used.high - one.words_used.mean) for one in results]
-    left.barh(names, means, xerr=[below, above], color=BLUE, capsize=3)
-    left.set_xlabel("requested words used (%), 95 % interval")
-    right.barh(names, [one.loss for one in results], color=ORANGE)
-    right.set_xlabel("loss on plain held-out stories (nats a token)")
-    left.invert_yaxis()
-    figure.savefig(path, dpi=150)
-
-
-def draw_frontier(results: Sequence[Result], saved: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Words used against KL: the models compared, with intervals, and every saved rollout of every run."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    looks = zip(saved.items(), itertools.cycle(RUNS), itertools.cycle(MARKERS), strict=False)
-    for (name, run), color, marker in looks:
-        used = [100 * facts["words_used"] for facts in run]
-        axes.plot(
-            [facts["kl"] for facts in run], used, marker=marker, ms=4, color=color, label=f"{name}, while it trained"
-        )
-    for index, one in enumerate(results):
-        mean = 100 * one.words_used.mean
-        error = [[mean - 100 * one.words_used.low], [100 * one.words_used.high - mean]]
-        axes.errorbar(one.kl, mean, yerr=error, fmt="s", color=BLUE, capsize=3)
-        side = (6, -14) if index % 2 else (6, 5)  # below and above in turn: models may lie close together
-        axes.annotate(one.name, (one.kl, mean), textcoords="offset points", xytext=side)
-    axes.margins(x=0.15)  # room for the last name
-    axes.set_xlabel("KL from the fine-tuned model (nats a story)")
-    axes.set_ylabel("requested words used (%), 95 % interval")
-    if saved:
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-
-
-def saved_rollouts() -> dict[str, list[dict[str, Any]]]:
-    """Of each run the facts of its saved rollouts, in order, those with words used and KL.
-
-    A file that is cut short is left out and said: the comparison is measured by then.
-    """
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(checkpoint.FOLDER.glob("ppo-*/rollout-*.pt")):
-        try:
-            facts = checkpoint.read(path, "python ppo.py").get("facts", {})
-        except UserError as error:
-            print(f"left out of the picture: {error}")
-            continue
-        if {"words_used", "kl"} <= facts.keys():
-            runs.setdefault(path.parent.name, []).append(facts)
-    return runs
-
-
 def write_results(results: Sequence[Result], on: Material, config: Config, device: torch.device) -> None:
-    """Writes the numbers and the two pictures."""
+    """Writes the numbers, the pictures and the report; says where."""
+    machine = runtime.machine_facts(device, config.precision, config.seed)
     content = {
         "command": sys.argv,
         "config": asdict(config),
-        "machine": runtime.machine_facts(device, config.precision, config.seed),
+        "machine": machine,
         "dropped": on.dropped,
         "models": [asdict(one) for one in results],
     }
     text = json.dumps(content, indent=1, default=str)  # paths as text
     with writing():
         (FOLDER / "results.json").write_text(text + "\n", encoding="utf-8")
-        draw_comparison(results, FOLDER / "comparison.png")
-        draw_frontier(results, saved_rollouts(), FOLDER / "frontier.png")
+        shown: dict[Path, str] = {}
+        for name, (figure, says) in report.drawn(results).items():
+            pictures.save(figure, FOLDER / name)
+            shown[FOLDER / f"{name}.svg"] = says
+        facts = {
+            "Command": shlex.join(["python", *sys.argv]),
+            "Stories": f"{len(on.words)} held-out instructions, a story each; {len(on.plain)} plain held-out stories",
+            "Problems": f"{len(on.problems)}, with {config.answers} sampled answers each",
+            "Machine": ", ".join(f"{name} {value}" for name, value in machine.items()),
+        }
+        page = report.page(results, on.words[: config.shown], config.opening, shown, facts)
+        (FOLDER / "report.html").write_text(page, encoding="utf-8")
+    print(f"{FOLDER / 'report.html'}, results.json, {', '.join(path.stem for path in shown)} (.png, .svg)")
 
 
 @contextlib.contextmanager
@@ -412,10 +329,47 @@ def writing() -> Iterator[None]:
         raise UserError(f"{FOLDER} cannot be written ({error.strerror}): free it, then run again") from None
 
 
+def print_stories(config: Config, device: torch.device, coder: Tokenizer) -> None:
+    """Prints the stories of the models of `--compare` for a few held-out instructions, in columns.
+
+    Raises: UserError where a model is unknown or an instruction does not fit it.
+    """
+    known = known_models(config.baseline)
+    paths = dict.fromkeys(located(name, known) for name in config.compare)
+    asked = stories.read_instructions(stories.HELDOUT_INSTRUCTIONS)[: config.shown]
+    prompts = [coder.prompt(tokenizer.story_request(words)) for words in asked]
+    told: dict[str, list[str]] = {}
+    for path in paths:
+        model, _ = loaded(path, device, coder, None)
+        if not all(fits(model, prompt) for prompt in prompts):
+            raise UserError(f"{stories.HELDOUT_INSTRUCTIONS}: an instruction does not fit the context of {path}")
+        with runtime.autocast(device, config.precision):
+            written = stories_of(model, coder, prompts, config)
+        told[name_of(path)] = [coder.answer_text(story.ids) for story in written]
+    width = shutil.get_terminal_size().columns
+    for number, words in enumerate(asked):
+        columns = {name: texts[number] for name, texts in told.items()}
+        title = report.printable(", ".join(words))
+        print(f"== {title}\n\n{report.side_by_side(columns, words, width, config.narrowest)}\n")
+
+
+def time_left(seconds: float, models: int) -> str:
+    """How long models still take when each takes so many seconds, and how to make it less."""
+    total = seconds * models
+    lasts = f"{total / 60:.0f} minutes" if total >= 90 else f"{total:.0f} seconds"
+    return (
+        f"{models} more, about {lasts}; fewer of them: python evaluate.py NAME NAME; less of each: --instructions 50, "
+        "--problems 0"
+    )
+
+
 def main() -> None:
     config = runtime.parse(Config, __doc__)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
+    if config.compare:
+        print_stories(config, device, coder)
+        return
     baseline, _ = loaded(config.baseline, device, coder, None)
     on = material(coder, baseline, config)
     paths = found(config)
@@ -425,16 +379,18 @@ def main() -> None:
         FOLDER.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     for path in paths:
+        began = time.monotonic()
         model, facts = loaded(path, device, coder, baseline.config)
-        before = results[0].scores if results else None
+        before = results[0] if results else None
         results.append(measured(name_of(path), model, facts, baseline, before, on, coder, config))
         print(f"{results[-1].name}: {percent(results[-1].words_used)} % of the words used", flush=True)
-    print("\n" + table(results) + "\n")
+        if len(results) == 1 < len(paths):
+            print(time_left(time.monotonic() - began, len(paths) - 1), flush=True)
+    print("\n" + report.table(report.rows_of(results)) + "\n")
     for one in results:
-        likeliest = ", ".join(f"{word.strip()} {chance:.0%}" for word, chance in one.next_words)
+        likeliest = ", ".join(f"{report.printable(word.strip())} {chance:.0%}" for word, chance in one.next_words)
         print(f"{one.name}: {config.opening} ... {likeliest}")
     write_results(results, on, config, device)
-    print(f"{FOLDER / 'results.json'}, comparison.png, frontier.png")
 
 
 if __name__ == "__main__":

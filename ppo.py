@@ -17,7 +17,6 @@ there:
 """
 
 import copy
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,29 +28,20 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+import board
 import checkpoint
 import runtime
 import stories
 import tokenizer
 import training
+from board import Evaluation, LimitsConfig
 from model import GPT, token_log_probs
 from runtime import Device, Log, Precision, UserError
-from sample import Completion, Instruction, fitting_instructions, generate, packed
+from sample import OPENING, Completion, Instruction, fitting_instructions, generate, likeliest_next, packed
 from tokenizer import Tokenizer
 from training import Guard, Session
 
 STATE = "state.pt"  # in the folder of a run's checkpoints
-
-
-@dataclass(frozen=True, slots=True)
-class LimitsConfig:
-    """Where a run warns, once for each: docs/metrics.md says why there."""
-
-    kl: float = 60.0  # nats a story; the source's run at 0.05 ended at 22
-    flat: int = 3  # rollouts in a row whose stories all earned the same
-    ended: float = 0.2  # share of stories that end
-    clipfrac: float = 1 / 3  # share of tokens beyond the clip
-    late: int = 20  # rollouts from which on a critic should explain something
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,18 +361,26 @@ def update(learner: Learner, batch: Rollout, config: Config) -> dict[str, float]
     }
 
 
-def rollout_metrics(batch: Rollout) -> dict[str, float]:
+def rollout_metrics(batch: Rollout, coder: Tokenizer) -> dict[str, float]:
     """What a rollout's stories say of the policy that wrote them."""
     told = [story.ids for story in batch.completions]
-    pairs = [pair for ids in told for pair in itertools.pairwise(ids)]
     return {
         "objective/scores": batch.scores.mean().item(),
         "objective/kl": story_kl(batch).mean().item(),
         "objective/entropy": -masked_mean(batch.log_probs, batch.mask).item(),
         "stories/ended": sum(story.ended for story in batch.completions) / len(told),
         "stories/length": sum(map(len, told)) / len(told),
-        "stories/distinct_2": len(set(pairs)) / max(1, len(pairs)),
+        "stories/distinct_2": stories.distinct_pairs(told),
+        "stories/repeated_4": stories.repeated_4grams(told),
+        "stories/word_repeats": stories.word_repeats((text, words) for words, text, *_ in samples(batch, coder)),
     }
+
+
+def samples(batch: Rollout, coder: Tokenizer) -> list[tuple[tuple[str, ...], str, float, float]]:
+    """The requested words of each story of a rollout, its text, the share of them it uses, and its KL, nats."""
+    told = [coder.answer_text(story.ids) for story in batch.completions]
+    asked = [instruction.words for instruction in batch.instructions]
+    return list(zip(asked, told, batch.scores.tolist(), story_kl(batch).tolist(), strict=True))
 
 
 def story_kl(batch: Rollout) -> Tensor:
@@ -390,51 +388,38 @@ def story_kl(batch: Rollout) -> Tensor:
     return (batch.log_probs - batch.reference).masked_fill(~batch.mask, 0.0).sum(1)
 
 
-def sample_table(batch: Rollout, coder: Tokenizer, number: int) -> str:
-    """The rollout's first stories as a Markdown table."""
-    rows = ["| instruction | story | words used | KL |", "| --- | --- | --- | --- |"]
-    for wanted, story, score, kl in list(
-        zip(batch.instructions, batch.completions, batch.scores, story_kl(batch), strict=True)
-    )[:number]:
-        text = runtime.markdown(coder.answer_text(story.ids))
-        rows.append(f"| {runtime.markdown(', '.join(wanted.words))} | {text} | {score:.0%} | {kl:.1f} |")
-    return "\n".join(rows)
-
-
 @torch.no_grad()
-def evaluate(
-    learner: Learner, heldout: list[Instruction], coder: Tokenizer, config: Config
-) -> tuple[float, float, str]:
-    """Words used on held-out instructions, 0 to 1, those stories' mean KL, nats, and the demo story; the same draws."""
-    with runtime.autocast(learner.policy.device, config.precision):
+def evaluate(learner: Learner, heldout: list[Instruction], coder: Tokenizer, config: Config) -> Evaluation:
+    """What the policy writes on held-out instructions and for the demo, with the same draws each time."""
+    device = learner.policy.device
+    with runtime.autocast(device, config.precision):
         prompts = [wanted.prompt for wanted in heldout]
         source = runtime.generator(config.seed, 2)
         told = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=source)
-        ids, mask = packed(told, learner.policy.device)
+        ids, mask = packed(told, device)
         apart = 0.0
         for part in zip(torch.split(ids, config.minibatch), torch.split(mask, config.minibatch), strict=True):
             apart += (token_log_probs(learner.policy, *part) - token_log_probs(learner.reference, *part)).sum().item()
         prompt = coder.prompt(tokenizer.story_request(config.demo))
         source = runtime.generator(config.seed, 3)
-        demo = generate(learner.policy, [prompt], end=coder.end, limit=config.demo_limit, generator=source)[0]
+        demo = generate(learner.policy, [prompt], end=coder.end, limit=config.demo_limit, generator=source)
+        ids, mask = packed(demo, device)
+        policy, reference = (
+            token_log_probs(model, ids, mask)[mask].exp().tolist() for model in (learner.policy, learner.reference)
+        )
+        next_words = likeliest_next(learner.policy, coder)
     scores = [score(wanted, story, coder) for wanted, story in zip(heldout, told, strict=True)]
-    return sum(scores) / len(scores), apart / len(told), coder.answer_text(demo.ids)
-
-
-def warnings(history: Sequence[dict[str, float]], limits: LimitsConfig) -> dict[str, str]:
-    """What the metrics of the rollouts so far say is going wrong, and what to do about it, by metric."""
-    last, recent = history[-1], history[-limits.flat :]
-    flat = len(recent) == limits.flat and all(one["scores_spread"] == 0 for one in recent)
-    clipped, kl, ended = last.get("policy/clipfrac", 0.0), last["objective/kl"], last["stories/ended"]
-    blind = len(history) >= limits.late and last["value/explained_variance"] < 0
-    found = {
-        "objective/kl": (kl > limits.kl, f"{kl:.0f} nats a story: stories leave the language; raise KL, or stop here"),
-        "objective/scores": (flat, f"the same for all stories of {limits.flat} rollouts: they teach nothing"),
-        "stories/ended": (ended < limits.ended, f"only {ended:.0%} of the stories end; raise KL"),
-        "policy/clipfrac": (clipped > limits.clipfrac, f"{clipped:.0%} of the tokens are clipped; lower --lr"),
-        "value/explained_variance": (blind, f"below 0 after {len(history)} rollouts; change --critic-lr"),
-    }
-    return {name: text for name, (wrong, text) in found.items() if wrong}
+    return Evaluation(
+        words_used=sum(scores) / len(scores),
+        kl=apart / len(told),
+        lengths=[len(story.ids) for story in told],
+        ended=[story.ended for story in told],
+        demo=coder.answer_text(demo[0].ids),
+        pieces=[coder.decode([token]) for token in demo[0].ids],
+        policy=policy,
+        reference=reference,
+        next_words=next_words,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,18 +439,18 @@ class Run:
 def evaluate_and_save(run: Run) -> float:
     """Evaluates, logs, prints and saves the policy that is there, and the state; returns the share of words used."""
     number, minutes = run.learner.number, run.learner.seconds / 60
-    used, kl, demo = evaluate(run.learner, run.heldout, run.coder, run.config)
-    run.log.scalars(number, {"eval/words_used": used, "eval/kl": kl})
-    run.log.text(number, "demo", runtime.markdown(demo))
+    seen = evaluate(run.learner, run.heldout, run.coder, run.config)
+    board.show(run.log, number, seen, run.config.demo, OPENING, run.config.limit)
     print(
-        f"words used on {len(run.heldout)} held-out instructions: {used:.1%}\n    " + demo.replace("\n", "\n    "),
+        f"words used on {len(run.heldout)} held-out instructions: {seen.words_used:.1%}\n    "
+        + seen.demo.replace("\n", "\n    "),
         flush=True,
     )
-    facts = {**run.facts, "step": number, "minutes": minutes, "words_used": used, "kl": kl}
+    facts = {**run.facts, "step": number, "minutes": minutes, "words_used": seen.words_used, "kl": seen.kl}
     for name in (f"rollout-{number:04}.pt", "final.pt"):
         checkpoint.save(run.folder / name, run.learner.policy, facts)
     training.write_state(run.folder / STATE, run.config, run.log, run.learner.state())
-    return used
+    return seen.words_used
 
 
 def spent(learner: Learner, config: Config) -> bool:
@@ -484,7 +469,7 @@ def train(run: Run, session: Session) -> None:
         instructions = drawn_instructions(run.known, config.groups, config.group, learner.draws)
         batch = rollout(learner, instructions, coder, config)
         written = time.monotonic()
-        metrics = {**rollout_metrics(batch), **update(learner, batch, config)}
+        metrics = {**rollout_metrics(batch, coder), **update(learner, batch, config)}
         learner.number += 1
         seconds = time.monotonic() - began
         learner.seconds += seconds
@@ -497,12 +482,12 @@ def train(run: Run, session: Session) -> None:
             flush=True,
         )
         history.append({**metrics, "scores_spread": float(batch.scores.std(correction=0))})
-        for name, text in warnings(history, config.limits).items():
+        for name, text in board.warnings(history, config.limits).items():
             if name not in warned:
                 print(f"warning: {name}: {text} (docs/metrics.md)", flush=True)
                 warned.add(name)
         if learner.number % config.evaluate_every == 0 or spent(learner, config):
-            run.log.text(learner.number, "samples", sample_table(batch, coder, config.samples))
+            run.log.text(learner.number, "samples", board.sample_table(samples(batch, coder)[: config.samples]))
             used = evaluate_and_save(run)
         elif session.asked:
             training.write_state(run.folder / STATE, config, run.log, learner.state())
@@ -534,6 +519,9 @@ def main() -> None:
     if state is not None:
         learner.restore(state)
     with training.session(folder / STATE) as session, training.log_of(name, config, facts, state) as log:
+        if state is None:
+            training.clear(folder, "*.pt")
+        log.board.add_custom_scalars(board.LAYOUT)
         train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
 
 

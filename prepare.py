@@ -90,7 +90,7 @@ def download(url: str, path: Path, size: int, timeout_s: int, otherwise: str) ->
             if answer.status != 206 or not whole.startswith(f"bytes {have}-"):
                 raise UserError(f"{url} does not serve parts of a file (status {answer.status}): {again}")
             last = min(size, int(whole.rpartition("/")[2]))
-            with tqdm(total=last, initial=have, unit="B", unit_scale=True, desc="download") as bar:
+            with tqdm(total=last, initial=have, unit="B", unit_scale=True, desc="download", disable=None) as bar:
                 while block := answer.read(1 << 16):
                     file.write(block)
                     bar.update(len(block))
@@ -124,7 +124,7 @@ def new_ranks(texts: Iterable[str], vocabulary: int) -> dict[bytes, int]:
 
 def token_stream(texts: list[str], coder: Tokenizer, name: str) -> numpy.ndarray:
     """uint16 ids of the texts, an end of text before each: every story starts as one does when it is sampled."""
-    pieces = ([coder.end, *coder.encode(text)] for text in tqdm(texts, desc=name, unit="story"))
+    pieces = ([coder.end, *coder.encode(text)] for text in tqdm(texts, desc=name, unit="story", disable=None))
     return numpy.fromiter(itertools.chain.from_iterable(pieces), dtype=numpy.uint16)
 
 

@@ -366,6 +366,8 @@ def main() -> None:
     if state is not None:
         learner.restore(state)
     with training.session(STATE) as session, training.log_of("reinforce", config, facts, state) as log:
+        if state is None:
+            training.clear(FOLDER, "*.pt")
         train(Run(coder, config, log, facts, known, heldout), learner, session)
 
 

@@ -7,10 +7,12 @@ cause is a `UserError`: one line, exit status 1; a wrong flag exits with 2; Ctrl
 import contextlib
 import ctypes
 import dataclasses
+import io
 import itertools
 import json
 import platform
 import random
+import re
 import subprocess
 import sys
 import time
@@ -33,16 +35,28 @@ class UserError(Exception):
 
 
 def parse(config: type[ConfigT], description: str | None, args: list[str] | None = None) -> ConfigT:
-    """The config that the command line (or `args`) gives; a value that the config refuses exits with status 2."""
+    """The config that the command line (or `args`) gives; what it refuses is one line and exit status 2."""
     try:
-        parsed = tyro.cli(config, description=description, args=args)  # tyro reports what __post_init__ refuses
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            parsed = tyro.cli(config, description=description, args=args)
         seed = getattr(parsed, "seed", 0)
         if not 0 <= seed < 2**32:
             raise ValueError(f"--seed {seed}: between 0 and {2**32 - 1}, as numpy takes no other")
         return parsed
+    except SystemExit as stop:
+        if stop.code:
+            print(f"error: {in_one_line(said.getvalue())}", file=sys.stderr)
+        raise
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def in_one_line(box: str) -> str:
+    """What tyro says in a box of several lines, without its title and frame."""
+    lines = [re.sub("[│╭╮╰╯─]", "", line).strip() for line in box.splitlines()[1:]]
+    text = " ".join(line for line in lines if line and line != "Argument helptext:")
+    return re.sub(r"\.? For full helptext, (see|run) ", "; see python ", text.removeprefix("Error parsing Config: "))
 
 
 def run(main: Callable[[], None]) -> None:
@@ -190,6 +204,12 @@ def lines_until(text: str, step: int) -> list[str]:
     """The lines of `metrics.jsonl` of up to a step; a last one that was cut in the writing is left out."""
     whole = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]
     return [line for line in whole if json.loads(line)["step"] <= step]
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """What the run of a folder has logged, in order: `step` and metrics of each line that was written whole."""
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in lines_until(text, sys.maxsize)]
 
 
 def markdown(text: str) -> str:

@@ -1,8 +1,8 @@
 """Writes a story or solves a word problem with a trained model; `generate` is the repository's only decoding loop.
 
     python sample.py kite river brave               a story with these words, seconds
-    python sample.py --problem 7                    a held-out problem: the gold answer, the greedy one and eight
-    samples
+    python sample.py --problem 7                    a held-out problem: gold, greedy and eight sampled answers
+    python sample.py --problem 7 --problems data/gsm8k/test.jsonl
     python sample.py --model checkpoints/ppo-0.05/final.pt rain cake jump
 
 Rows whose prompts differ in length decode together without padding: all rows read the tokens of the shortest prompt,
@@ -30,6 +30,9 @@ from model import GPT, Cache, padded
 from problems import Problem
 from runtime import Device, Precision, UserError
 from tokenizer import Tokenizer
+
+OPENING = "Once upon a time, there was a little"  # of a plain story, whose next words show what changed
+NEXT_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,18 @@ def right_answers(
         for number, answer in zip(part, told, strict=True):
             right[number] += problems.grade(coder.answer_text(answer.ids), asked[number].answer)
     return right
+
+
+@torch.no_grad()
+def likeliest_next(
+    model: GPT, coder: Tokenizer, opening: str = OPENING, number: int = NEXT_WORDS
+) -> list[tuple[str, float]]:
+    """The likeliest tokens after a plain story's opening, with their probabilities."""
+    ids = torch.tensor([[coder.end, *coder.encode(opening)]], device=model.device)  # (1, T)
+    top = model(ids)[0, -1].float().softmax(-1).topk(min(number, coder.vocabulary))
+    return [
+        (coder.decode([token]), chance) for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    ]
 
 
 def fitting_instructions(path: Path, coder: Tokenizer, longest: int) -> list[Instruction]:

@@ -1,4 +1,4 @@
-"""Reading stories and instructions, drawing instructions from stories, and `words_used`, the reward.
+"""Reading stories and instructions, drawing instructions from stories; `words_used`, the reward, and its blind spots.
 
 A stories file is TinyStories' own format: plain text with `<|endoftext|>` between stories. A TinyStories-Instruct
 file (fields `Words:`, `Features:`, `Summary:`, `Story:` in any order) is read the same way, and its own `Words:`
@@ -10,6 +10,7 @@ subject, as the prompts of TinyStories do (Eldan and Li 2023, arXiv 2305.07759, 
 """
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -62,18 +63,65 @@ class DrawConfig:
             raise ValueError(f"--draw.most-share {self.most_share}: more than 0, at most 1")
 
 
-def words_used(story: str, words: Iterable[str]) -> float:
-    """Share of the distinct `words`, 0 to 1, that `story` uses: a word of the story begins with it, in either case.
+def uses(story: str, words: Iterable[str]) -> dict[str, int]:
+    """How often `story` uses each of the distinct `words`: a word of the story begins with it, in either case.
 
     "help" is used by "helped" and by "HELP!", not by "whelp". What stands after an end of text is not part of the
     story.
     Raises: ValueError without words.
     """
-    wanted = {word.lower() for word in words}
+    wanted = dict.fromkeys(word.lower() for word in words)
     if not wanted:
         raise ValueError("an instruction without words has no reward")
-    said = {word.lower() for word in WORD.findall(story.split(END_OF_TEXT, 1)[0])}
-    return sum(any(word.startswith(stem) for word in said) for stem in wanted) / len(wanted)
+    said = [word.lower() for word in WORD.findall(story.split(END_OF_TEXT, 1)[0])]
+    return {stem: sum(word.startswith(stem) for word in said) for stem in wanted}
+
+
+def words_used(story: str, words: Iterable[str]) -> float:
+    """Share of the distinct `words`, 0 to 1, that `story` uses at least once: the reward.
+
+    Raises: ValueError without words.
+    """
+    times = uses(story, words)
+    return sum(number > 0 for number in times.values()) / len(times)
+
+
+def word_repeats(told: Iterable[tuple[str, Iterable[str]]]) -> float:
+    """How often a requested word that a story uses stands in it, on average: 1 is never again; 0 where none is used.
+
+    told: stories with the words they were asked to use.
+    """
+    times = [number for story, words in told for number in uses(story, words).values() if number]
+    return sum(times) / len(times) if times else 0.0
+
+
+def marked(story: str, words: Iterable[str]) -> list[tuple[str, int]]:
+    """The story in pieces, joined again its text: each with 0, or, where it uses a requested word, with how often so
+    far, from 1.
+    """
+    wanted = dict.fromkeys((word.lower() for word in words), 0)
+    pieces: list[tuple[str, int]] = []
+    done = 0
+    for found in WORD.finditer(story.split(END_OF_TEXT, 1)[0]):
+        stem = next((stem for stem in wanted if found[0].lower().startswith(stem)), None)
+        if stem is not None:
+            wanted[stem] += 1
+            pieces += [(story[done : found.start()], 0), (found[0], wanted[stem])]
+            done = found.end()
+    return [piece for piece in (*pieces, (story[done:], 0)) if piece[0]]
+
+
+def distinct_pairs(rows: Sequence[Sequence[int]]) -> float:
+    """Share of distinct pairs among all pairs of neighbouring tokens, over all rows; 0 without pairs."""
+    pairs = Counter(pair for row in rows for pair in itertools.pairwise(row))
+    return len(pairs) / pairs.total() if pairs else 0.0
+
+
+def repeated_4grams(rows: Sequence[Sequence[int]]) -> float:
+    """Share of runs of four tokens that stood earlier in the same row, over all rows; 0 without such runs."""
+    runs = [[tuple(row[start : start + 4]) for start in range(len(row) - 3)] for row in rows]
+    total = sum(map(len, runs))
+    return sum(len(own) - len(set(own)) for own in runs) / total if total else 0.0
 
 
 def read_text(path: Path, maker: str) -> str:

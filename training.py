@@ -157,6 +157,15 @@ def session(state: Path) -> Iterator[Session]:
         lock.release()
 
 
+def clear(folder: Path, pattern: str) -> None:
+    """Deletes an earlier run's checkpoints, so that none of them is taken for one of the run that starts anew."""
+    old = sorted(folder.glob(pattern))
+    for path in old:
+        path.unlink()
+    if old:
+        print(f"{len(old)} checkpoints of an earlier run in {folder} deleted; --resume would have gone on with it")
+
+
 def mean(values: Sequence[float]) -> float:
     """Mean of the values; NaN without any."""
     return sum(values) / len(values) if values else float("nan")

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -11,8 +12,13 @@ import torch
 
 import checkpoint
 import evaluate
+import pictures
+import report
+import runtime
 import sample
+import stories
 from model import GPT, mean_loss
+from pictures import Estimate
 from problems import Problem
 from sample import Completion
 from tokenizer import Tokenizer
@@ -35,16 +41,6 @@ def test_loss_is_the_same_at_every_batch_size_and_that_of_a_plain_loop(tiny: Cal
     assert found[0] == pytest.approx(total / tokens, abs=1e-5)
 
 
-def test_distinct_pairs_and_repeated_4grams_by_hand() -> None:
-    assert evaluate.distinct_pairs([[1, 2, 1, 2]]) == pytest.approx(2 / 3)
-    assert evaluate.distinct_pairs([[1, 2], [1, 2], [3, 4]]) == pytest.approx(2 / 3)
-    assert evaluate.distinct_pairs([[1], []]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
-    assert evaluate.repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3], []]) == 0
-    assert evaluate.repeated_4grams([[1, 2, 3, 9, 1, 2, 3, 8]]) == 0  # three tokens come again, never four
-
-
 def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
     values = numpy.random.default_rng(1).random(400).tolist()
     found = evaluate.bootstrap(values, 4_000, 1)
@@ -56,7 +52,46 @@ def test_bootstrap_has_the_width_of_the_normal_formula() -> None:
     assert evaluate.bootstrap(values, 4_000, 1) == found
     few = evaluate.bootstrap(values[:100], 4_000, 1)
     assert few.high - few.low == pytest.approx(2 * (found.high - found.low), rel=0.2)  # as 1 / sqrt(n)
-    assert evaluate.bootstrap([0.5] * 20, 100, 1) == evaluate.Estimate(0.5, 0.5, 0.5)
+    assert evaluate.bootstrap([0.5] * 20, 100, 1) == Estimate(0.5, 0.5, 0.5)
+
+
+def test_bootstrap_of_totals_weighs_each_by_its_count() -> None:
+    """Three stories of 1, 1 and 8 tokens: the mean is per token, not per story."""
+    totals, counts = [2.0, 0.0, 4.0], [1, 1, 8]
+    found = evaluate.bootstrap(totals, 20_000, 1, counts)
+    assert found.mean == pytest.approx(6 / 10)
+    # The lowest of the 27 resamples is the second story three times, the highest the first: 1 / 27 each, over 2.5 %.
+    assert (found.low, found.high) == (0.0, 2.0)
+
+
+def test_the_loss_a_model_adds_is_weighted_by_tokens_and_paired_by_story(
+    tiny: Callable[..., GPT], coder: Tokenizer
+) -> None:
+    plain = [[256, 65, 256], [256, *range(40, 60), 256], [256, *range(90, 100), 256]]
+    on = evaluate.Material([("kite",)], [coder.prompt("kite")], plain, [], {})
+    config = evaluate.Config(limit=4, resamples=2_000, problems=0, precision="float32")
+    first = evaluate.measured("a", tiny(scale=5.0), {}, tiny(scale=5.0), None, on, coder, config)
+    other = evaluate.measured("b", tiny(scale=5.0, seed=4), {}, tiny(scale=5.0), first, on, coder, config)
+    counts = [[False] + [True] * (len(ids) - 1) for ids in plain]
+    expected = mean_loss(tiny(scale=5.0, seed=4), plain, counts, 1) - mean_loss(tiny(scale=5.0), plain, counts, 1)
+    assert other.added.mean == pytest.approx(expected, abs=1e-5)
+    each = [
+        (mine - theirs) / (len(ids) - 1) for mine, theirs, ids in zip(other.losses, first.losses, plain, strict=True)
+    ]
+    assert min(each) == pytest.approx(other.added.low)  # of 27 resamples, one is a story three times: over 2.5 %
+    assert max(each) == pytest.approx(other.added.high)
+
+
+def test_cost_of_a_point_by_hand() -> None:
+    gained, added = Estimate(0.2, 0.1, 0.3), Estimate(0.5, 0.4, 0.6)
+    assert evaluate.cost_of_a_point(gained, added) == pytest.approx(0.5 / 20)
+    assert evaluate.cost_of_a_point(Estimate(0.2, 0.0, 0.4), added) is None
+    assert evaluate.cost_of_a_point(Estimate(-0.2, -0.3, -0.1), added) is None
+
+
+def test_time_left() -> None:
+    assert evaluate.time_left(20.0, 4).startswith("4 more, about 80 seconds")
+    assert evaluate.time_left(20.0, 29).startswith("29 more, about 10 minutes")
 
 
 def test_story_log_probs_leave_out_the_prompt_and_forced_tokens(tiny: Callable[..., GPT]) -> None:
@@ -68,14 +103,6 @@ def test_story_log_probs_leave_out_the_prompt_and_forced_tokens(tiny: Callable[.
     expected = [(log_probs[1, 7] + log_probs[3, 9]).item(), alone[0, 7].item()]
     for batch in (1, 2):
         assert evaluate.story_log_probs(model, told, batch) == pytest.approx(expected, abs=1e-4)
-
-
-def test_likeliest_next(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
-    model = tiny(scale=5.0)
-    found = evaluate.likeliest_next(model, coder, "ab", 3)
-    with torch.no_grad():
-        chances = model(torch.tensor([[coder.end, 97, 98]]))[0, -1].softmax(-1)
-    assert [chance for _, chance in found] == pytest.approx(chances.sort(descending=True).values[:3].tolist())
 
 
 FAST = ("--limit", "8", "--resamples", "50", "--problems", "2", "--answers", "3", "--device", "cpu")
@@ -94,9 +121,10 @@ def test_a_model_differs_from_itself_in_nothing(tiny: Callable[..., GPT], coder:
     config = evaluate.Config(limit=8, batch=5, resamples=200, problems=0, precision="float32")
     baseline, other = tiny(scale=5.0), tiny(scale=5.0, seed=4)
     first = evaluate.measured("a", baseline, {}, baseline, None, on, coder, config)
-    again = evaluate.measured("b", tiny(scale=5.0), {}, baseline, first.scores, on, coder, config)
+    again = evaluate.measured("b", tiny(scale=5.0), {}, baseline, first, on, coder, config)
     assert first.kl == again.kl == 0  # exactly
-    assert again.gained == evaluate.Estimate(0, 0, 0)
+    assert again.gained == again.added == Estimate(0, 0, 0)
+    assert again.cost is None
     assert (again.scores, again.length, again.loss) == (first.scores, first.length, first.loss)
     with torch.no_grad():
         log_probs = baseline(torch.tensor([[256, 65]]))[0].log_softmax(-1)
@@ -104,10 +132,15 @@ def test_a_model_differs_from_itself_in_nothing(tiny: Callable[..., GPT], coder:
     assert first.loss == pytest.approx(by_hand, abs=1e-5)
     told = evaluate.stories_of(other, coder, on.prompts, config)
     own, before = (evaluate.story_log_probs(model, told, 1) for model in (other, baseline))
-    found = evaluate.measured("c", other, {}, baseline, [1.0] * len(words), on, coder, config)
+    found = evaluate.measured("c", other, {}, baseline, replace(first, scores=[1.0] * len(words)), on, coder, config)
     assert found.kl == pytest.approx(numpy.mean(numpy.subtract(own, before)), abs=1e-4)
     assert found.kl > 1
     assert found.gained.mean == pytest.approx(found.words_used.mean - 1)
+    assert found.added.mean == pytest.approx(found.loss - first.loss)
+    assert found.added.mean != 0
+    texts = [coder.answer_text(story.ids) for story in told]
+    assert found.stories == texts[: config.shown]
+    assert found.word_repeats == stories.word_repeats(zip(texts, words, strict=True))
     assert found.length == pytest.approx(numpy.mean([len(story.ids) for story in told]))
     assert found.ended == numpy.mean([story.stop == "end" for story in told])
 
@@ -137,9 +170,15 @@ def test_command_compares_what_it_finds(
     assert list(same["pass_at"]) == ["1", "2", "3"]
     assert 0 <= same["pass_at"]["1"]["mean"] <= same["pass_at"]["3"]["mean"] <= 1
     assert same["facts"]["words_used"] == 0.2
-    assert (evaluate.FOLDER / "comparison.png").stat().st_size > 1_000
-    assert (evaluate.FOLDER / "frontier.png").stat().st_size > 1_000
+    for name in ("comparison", "frontier", "cost", "solving"):
+        assert (evaluate.FOLDER / f"{name}.png").stat().st_size > 1_000
+        assert (evaluate.FOLDER / f"{name}.svg").read_text("utf-8").startswith("<?xml")
+    assert not (evaluate.FOLDER / "health.png").exists()  # nothing has been logged
+    page = (evaluate.FOLDER / "report.html").read_text("utf-8")
+    assert page.count("<img ") == 4
+    assert f"{other['words_used']['mean']:.1%}"[:-1] in page
     out = capsys.readouterr().out
+    assert "2 more, about" in out
     assert "words used" in out
     assert "pass@3" in out
     assert "left out of the picture: checkpoints/ppo-0.05/rollout-0006.pt" in out.replace("\\", "/")
@@ -199,8 +238,8 @@ def test_problems_are_graded_by_row(
         temperatures.clear()
         accuracy, pass_at = evaluate.problem_estimates(tiny(), coder, asked, config)
         assert temperatures == [0.0] * 2 + [1.0] * 8
-        assert accuracy == evaluate.Estimate(0.5, 0.0, 1.0)
-        assert pass_at == {k: evaluate.Estimate(0.5, 0.0, 1.0) for k in (1, 2, 3, 4)}
+        assert accuracy == Estimate(0.5, 0.0, 1.0)
+        assert pass_at == {k: Estimate(0.5, 0.0, 1.0) for k in (1, 2, 3, 4)}
 
 
 def test_found_names_each_checkpoint_once(workspace: Path) -> None:
@@ -209,8 +248,80 @@ def test_found_names_each_checkpoint_once(workspace: Path) -> None:
         (workspace / "checkpoints" / name).touch()
     paths = evaluate.found(evaluate.Config())
     assert [evaluate.name_of(path) for path in paths] == ["finetuned", "dpo", "ppo-0.05", "ppo-0.5"]
-    named = (workspace / checkpoint.FINETUNED, checkpoint.BASE, checkpoint.BASE)
+    named = (str(workspace / checkpoint.FINETUNED), str(checkpoint.BASE), str(checkpoint.BASE))
     assert [evaluate.name_of(path) for path in evaluate.found(evaluate.Config(named))][1:] == ["base"]
+    named = ("ppo-0.5", "finetuned", str(Path("checkpoints/dpo.pt")))
+    assert [evaluate.name_of(path) for path in evaluate.found(evaluate.Config(named))] == [
+        "finetuned",
+        "ppo-0.5",
+        "dpo",
+    ]
+    with pytest.raises(
+        runtime.UserError, match=r"^ppo-5 is no model here: there are finetuned, dpo, ppo-0\.05, ppo-0\.5"
+    ):
+        evaluate.found(evaluate.Config(("ppo-5",)))
+
+
+@pytest.mark.usefixtures("workspace")
+def test_compare_prints_stories_and_measures_nothing(
+    command: Callable[..., int],
+    tiny: Callable[..., GPT],
+    coder: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def generate(model: GPT, prompts: list[list[int]], **_: object) -> list[Completion]:
+        told = ["A kite \x1b[31m, kites!", "", "x" * 200][: len(prompts)]
+        ids = [coder.encode(text if model.config.layers == 2 else "No.") for text in told]
+        return [Completion(prompt, row, [True] * len(row), "limit") for prompt, row in zip(prompts, ids, strict=True)]
+
+    monkeypatch.setattr(evaluate, "generate", generate)
+    monkeypatch.setenv("COLUMNS", "63")
+    lines = [json.dumps({"words": words}) + "\n" for words in (["kite", "<b>"], ["moon"], ["boat"], ["frog"])]
+    Path("data/instructions-heldout.jsonl").write_text("".join(lines), encoding="utf-8")
+    Path("data/stories-heldout.txt").unlink()  # as nothing is measured
+    checkpoint.save(Path("checkpoints/ppo-0.05/final.pt"), tiny(context=128), {})
+    checkpoint.save(checkpoint.DPO, tiny(context=100, layers=1), {})
+    assert command("evaluate", "--compare", "ppo-0.05", "dpo", "ppo-0.05", "--device", "cpu") == 0
+    shown = capsys.readouterr().out.splitlines()
+    wide = "x" * 30
+    assert shown[:4] == ["== kite, <b>", "", f"{'ppo-0.05':33}dpo", ""]
+    assert shown[4] == "A *kite* \N{REPLACEMENT CHARACTER}[31m, *kites*!".ljust(33) + "No."
+    assert shown[6] == "== moon"
+    assert shown[10] == f"{'(no text)':33}No."
+    assert shown[16:18] == [f"{wide}   No.", wide]
+    assert not any("frog" in line for line in shown)
+    assert not Path("runs").exists()
+    assert command("evaluate", "--compare", "ppo-0.06") == 1
+    assert (
+        "error: ppo-0.06 is no model here: there are finetuned, dpo, ppo-0.05, or give a file"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("workspace")
+def test_one_model_alone_and_broken_runs_are_compared(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the baseline; words with markup; an empty runs folder, then a run that was cut and one that is no text."""
+    words = [json.dumps({"words": ["<b>", "|", "`$x$`"]}) + "\n"]
+    Path("data/instructions-heldout.jsonl").write_text("".join(words), encoding="utf-8")
+    Path("runs").mkdir()
+    assert command("evaluate", *FAST, "--problems", "0") == 0
+    assert "more, about" not in capsys.readouterr().out
+    assert sorted(path.stem for path in evaluate.FOLDER.glob("*.png")) == ["comparison", "frontier"]
+    page = (evaluate.FOLDER / "report.html").read_text("utf-8")
+    assert "<th>&lt;b&gt;, |, `$x$`</th>" in page
+    line = json.dumps({"step": 1, **dict.fromkeys(pictures.HEALTH, 0.5)}) + "\n"
+    for name, text in (("a", line + line[:20]), ("b", ""), ("c", "\xff\n}\n")):
+        folder = Path(f"runs/ppo-{name}")
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_bytes(text.encode("latin-1"))
+    checkpoint.save(Path("checkpoints/reinforce/best.pt"), tiny(context=128), {"step": 3})
+    assert command("evaluate", *FAST, "--problems", "0") == 0
+    assert "left out of the picture: " in capsys.readouterr().out
+    assert report.logged_runs() == {"ppo-a": {name: [(1, 0.5)] for name in pictures.HEALTH}}
+    assert (evaluate.FOLDER / "health.png").stat().st_size > 1_000
 
 
 @pytest.mark.usefixtures("workspace")

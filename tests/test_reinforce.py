@@ -263,6 +263,15 @@ def test_a_run_evaluates_saves_and_logs(command: Callable[..., int], capsys: pyt
 
 
 @pytest.mark.usefixtures("practised")
+def test_best_is_the_peak_of_a_curve_that_falls(command: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter((0.1, 0.5, 0.3))
+    monkeypatch.setattr(reinforce, "evaluated", lambda *_: {"eval/pass@1": next(found), "eval/pass@2": 0.5})
+    assert command("reinforce", "4", *FAST) == 0
+    _, facts = checkpoint.load(reinforce.FOLDER / "best.pt", torch.device("cpu"))
+    assert (facts["step"], facts["eval/pass@1"]) == (2, 0.5)
+
+
+@pytest.mark.usefixtures("practised")
 def test_a_run_that_never_is_right_stops_with_a_line(
     command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 import html
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,3 +208,28 @@ def test_run_folders_are_named_by_time() -> None:
     name = runtime.run_folder("ppo-0.05")
     assert name.parent == Path("runs")
     assert name.name.startswith("ppo-0.05-20")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-1",), "MINUTES -1.0: 0 or more"),
+        (("nan",), "MINUTES nan: 0 or more"),
+        (("ten",), "could not convert string to float: 'ten'"),
+        (("10", "-2"), "KL -2.0: 0 or more"),
+        (("--bogus", "3"), "Unrecognized options: --bogus"),
+        (("--limit",), "--limit"),
+        (("--device", "tpu"), "tpu"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--groups", "0"), "--groups 0: at least 1"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert command("ppo", *arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert output.err.startswith("error: ")
+    assert said in output.err

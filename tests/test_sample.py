@@ -14,7 +14,15 @@ import problems
 import situations
 from model import GPT, Cache, ModelConfig
 from runtime import UserError
-from sample import Completion, calculator_forcing, fitting_instructions, generate, sampled_tokens, solve
+from sample import (
+    Completion,
+    calculator_forcing,
+    fitting_instructions,
+    generate,
+    likeliest_next,
+    sampled_tokens,
+    solve,
+)
 from tokenizer import Tokenizer, story_request
 
 Make = Callable[..., GPT]
@@ -425,3 +433,11 @@ def test_instructions_that_leave_no_room_are_dropped(
     assert "1 of 2 instructions" in capsys.readouterr().out
     with pytest.raises(UserError, match="--limit"):
         fitting_instructions(path, coder, length - 1)
+
+
+def test_likeliest_next(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
+    model = tiny(scale=5.0)
+    found = likeliest_next(model, coder, "ab", 3)
+    with torch.no_grad():
+        chances = model(torch.tensor([[coder.end, 97, 98]]))[0, -1].softmax(-1)
+    assert [chance for _, chance in found] == pytest.approx(chances.sort(descending=True).values[:3].tolist())

@@ -53,6 +53,49 @@ def test_an_instruction_without_words_has_no_reward() -> None:
         words_used("a kite", [])
 
 
+@pytest.mark.parametrize(
+    ("told", "times"),
+    [
+        ([("A kite. The kite, kites! A river.", ("kite", "river", "brave"))], (3 + 1) / 2),
+        ([("a kite", ("kite",)), ("kite kite kite", ("kite",))], (1 + 3) / 2),
+        ([("a kite a river", ("kite",)), ("nothing", ("kite",))], 1.0),
+        ([("a kite<|endoftext|>kite kite", ("Kite", "kite"))], 1.0),
+        ([("", ("kite",))], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_word_repeats_by_hand(told: list[tuple[str, tuple[str, ...]]], times: float) -> None:
+    assert stories.word_repeats(told) == pytest.approx(times)
+
+
+def test_marked_counts_each_use_and_loses_nothing() -> None:
+    text = "Kite, a <b>river</b> | kites!\nwhelp kite"
+    assert stories.marked(text, ("kite", "river", "brave")) == [
+        ("Kite", 1),
+        (", a <b>", 0),
+        ("river", 1),
+        ("</b> | ", 0),
+        ("kites", 2),
+        ("!\nwhelp ", 0),
+        ("kite", 3),
+    ]
+    after = "a kite<|endoftext|>kite"
+    assert stories.marked(after, ("kite",)) == [("a ", 0), ("kite", 1), ("<|endoftext|>kite", 0)]
+    assert stories.marked("", ("kite",)) == []
+    assert stories.marked("a kite", ()) == [("a kite", 0)]
+    assert stories.marked("<b>", ("<b>", "|")) == [("<b>", 0)]  # no word of a story, so never used
+
+
+def test_distinct_pairs_and_repeated_4grams_by_hand() -> None:
+    assert stories.distinct_pairs([[1, 2, 1, 2]]) == pytest.approx(2 / 3)
+    assert stories.distinct_pairs([[1, 2], [1, 2], [3, 4]]) == pytest.approx(2 / 3)
+    assert stories.distinct_pairs([[1], []]) == 0
+    assert stories.repeated_4grams([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
+    assert stories.repeated_4grams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0
+    assert stories.repeated_4grams([[1, 2, 3], []]) == 0
+    assert stories.repeated_4grams([[1, 2, 3, 9, 1, 2, 3, 8]]) == 0  # three tokens come again, never four
+
+
 def test_the_split_is_decided_by_the_text_alone() -> None:
     texts = [f"Story {number} of a kite." for number in range(20_000)]
     held = [text for text in texts if stories.is_heldout(text, 200)]

@@ -32,7 +32,7 @@ from training import Guard
 CPU = ("--device", "cpu", "--precision", "float32")
 TOY = ("--model.vocabulary", "20", "--model.context", "16", "--model.layers", "1", "--model.heads", "1")
 TOY = (*TOY, "--model.channels", "16", "--model.dropout", "0.2", "--batch", "4", "--warmup", "3")
-SMALL = ("--groups", "2", "--group", "4", "--limit", "8", "--minibatch", "4", "--evaluate-on", "4")
+SMALL = ("--groups", "2", "--group", "4", "--limit", "8", "--minibatch", "4", "--evaluate-on", "4", "--demo-limit", "8")
 FEW = ("--problems", "2", "--answers", "4", "--limit", "8", "--evaluate-on", "3", "--evaluate-answers", "2")
 BASE = ("--problems", "0", "--heldout", "4", "--batch", "4", "--dropout", "0.2")
 # Of each script: arguments, its state, and a guarded step in the first half of the run, between two evaluations.
@@ -199,6 +199,22 @@ def test_the_same_seed_gives_the_same_run(command: Callable[..., int]) -> None:
             seen.append(logged(script))
             shutil.rmtree("runs")
         assert seen[0] == seen[1] != seen[2], script
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize("script", ["ppo", "reinforce"])
+def test_a_new_run_leaves_no_checkpoint_of_an_earlier_one(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str], script: str
+) -> None:
+    arguments, name, _ = RUNS[script]
+    assert command(script, *arguments, *CPU) == 0
+    saved = {path.name for path in (checkpoint.FOLDER / name).parent.glob("*.pt")}
+    stale = (checkpoint.FOLDER / name).with_name("rollout-0990.pt")
+    shutil.copy(checkpoint.FOLDER / name, stale)
+    capsys.readouterr()
+    assert command(script, *arguments, *CPU) == 0
+    assert f"{len(saved) + 1} checkpoints of an earlier run" in capsys.readouterr().out
+    assert {path.name for path in stale.parent.glob("*.pt")} == saved
 
 
 def test_a_second_interrupt_stops_at_once_and_leaves_the_state(
