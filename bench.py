@@ -266,9 +266,9 @@ FINETUNED = {
     **{"finetune.mean_loss": LEFT_OUT, "training.write_state": LEFT_OUT, "runtime.Log.scalars": LEFT_OUT},
 }
 EVALUATED = {
-    **{"evaluate.stories_of": "stories", "evaluate.story_log_probs": "KL", "evaluate.mean_loss": "loss"},
+    **{"evaluate.stories_of": "stories", "evaluate.story_log_probs": "KL and loss"},
     **{"evaluate.problem_estimates": "problems", "evaluate.bootstrap": "intervals"},
-    **dict.fromkeys(("evaluate.generate", "sample.generate", "evaluate.token_log_probs", "model.token_log_probs")),
+    **dict.fromkeys(("evaluate.generate", "sample.generate", "evaluate.token_log_probs")),
 }
 
 
@@ -334,7 +334,7 @@ def ppo_laps(model: GPT, config: Config) -> Laps:
                 batch = ppo.rollout(learner, instructions, coder, own)
             with watch.on(UPDATED):
                 ppo.update(learner, batch, own)
-            ppo.rollout_metrics(batch)
+            ppo.rollout_metrics(batch, coder)
         yield watch.pieces
 
 

@@ -226,7 +226,7 @@ def test_memory_does_not_grow_from_rollout_to_rollout(tiny: Make, coder: Tokeniz
     def rollouts(number: int) -> None:
         for _ in range(number):
             batch = ppo.rollout(learner, prompts * 2, coder, config)
-            metrics = {**ppo.rollout_metrics(batch), **ppo.update(learner, batch, config)}
+            metrics = {**ppo.rollout_metrics(batch, coder), **ppo.update(learner, batch, config)}
             assert math.isfinite(metrics["objective/kl"])
 
     rollouts(20)
