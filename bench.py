@@ -1,12 +1,12 @@
 """Says where the time goes, and how far each piece is from what this machine can do.
 
-    python bench.py                        all parts; the results do not depend on what it prints, it writes nothing
+    python bench.py                        all parts
     python bench.py ppo train --repeats 1  two parts, measured once
     python bench.py ppo --stories 16 --plain
     python bench.py --scale                how time and memory grow with stories, their length, and the model's size
 
 Reads `checkpoints/finetuned.pt` (without it, an untrained model of the default size stands in) and what the scripts
-read of `data/` that comes with the repository. Pre-training and fine-tuning read random tokens.
+read of `data/` that comes with the repository. Pre-training and fine-tuning read random tokens. Writes no file.
 
 How it measures:
 1. it calls the scripts' own functions with a watch on some of the names they call, so nothing is a copy;
@@ -121,6 +121,7 @@ class Measured:
 
     name: str
     laps: list[Lap]
+    start: int | None  # bytes at the peak before the first lap: Python, torch and the model
     memory: int | None  # bytes at the peak; None where the system does not say
     parameters: int
 
@@ -265,9 +266,9 @@ FINETUNED = {
     **{"finetune.mean_loss": LEFT_OUT, "training.write_state": LEFT_OUT, "runtime.Log.scalars": LEFT_OUT},
 }
 EVALUATED = {
-    **{"evaluate.stories_of": "stories", "evaluate.story_log_probs": "KL", "evaluate.mean_loss": "loss"},
+    **{"evaluate.stories_of": "stories", "evaluate.story_log_probs": "KL and loss"},
     **{"evaluate.problem_estimates": "problems", "evaluate.bootstrap": "intervals"},
-    **dict.fromkeys(("evaluate.generate", "sample.generate", "evaluate.token_log_probs", "model.token_log_probs")),
+    **dict.fromkeys(("evaluate.generate", "sample.generate", "evaluate.token_log_probs")),
 }
 
 
@@ -333,7 +334,7 @@ def ppo_laps(model: GPT, config: Config) -> Laps:
                 batch = ppo.rollout(learner, instructions, coder, own)
             with watch.on(UPDATED):
                 ppo.update(learner, batch, own)
-            ppo.rollout_metrics(batch)
+            ppo.rollout_metrics(batch, coder)
         yield watch.pieces
 
 
@@ -446,10 +447,12 @@ LAPS: dict[str, Callable[[GPT, Config], Laps]] = {
 def measured(name: str, config: Config, shape: ModelConfig | None = None) -> Measured:
     """The laps of a part after the warm-up, and the peak memory of this process."""
     model = loaded(config, shape)
+    start = peak_memory(model.device)
     with contextlib.closing(LAPS[name](model, config)) as laps:
         next(laps)
         kept = [dict(next(laps)) for _ in range(config.repeats)]
-    return Measured(name, kept, peak_memory(model.device), sum(weight.numel() for weight in model.parameters()))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return Measured(name, kept, start, peak_memory(model.device), parameters)
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -596,9 +599,9 @@ def series(name: str, sizes: Sequence[float], runs: Sequence[Measured]) -> str:
         memory = "-" if run.memory is None else f"{run.memory / 1e9:.2f}"
         lines.append(f"{size:>22,.4g}{spread(totals(run)):>26}{rate:>11,.0f}{memory:>10}")
     grows = [f"seconds like size^{exponent(sizes, seconds):.2f}"] if len(sizes) > 1 else []
-    peaks = [run.memory for run in runs if run.memory is not None]
-    if len(peaks) == len(sizes) > 1:
-        grows.append(f"memory like size^{exponent(sizes, peaks):.2f}")
+    added = [run.memory - run.start for run in runs if run.memory is not None and run.start is not None]
+    if len(added) == len(sizes) > 1:
+        grows.append(f"memory beyond that of the start like size^{exponent(sizes, [max(1, one) for one in added]):.2f}")
     return "\n".join([*lines, f"  {', '.join(grows)}"])
 
 
@@ -628,26 +631,28 @@ def main() -> None:
     shape = loaded(config, None).config
     limits = limits_of(shape, config)
     for rows, rates in ((config.stories, limits.writing), (config.rows, limits.reading)):
-        for name, found in rates.items():
-            print(f"matrix products of {rows:,} rows in {name}: {spread(found, 1e9, 1)} GFLOP/s")
+        for name, measurements in rates.items():
+            print(f"matrix products of {rows:,} rows in {name}: {spread(measurements, 1e9, 1)} GFLOP/s")
     print(f"memory copies: {spread(limits.copying, 1e9, 1)} GB/s\n", flush=True)
     if config.scale:
         show_scale(config, shape)
         return
     titles = {
         "ppo": f"PPO: a rollout of {config.stories} stories and its update",
+        "plain": f"PPO the plain way: a rollout of {config.stories} stories and its update",
         "reinforce": f"REINFORCE: a step of {config.answers} answers, half of them called right",
         "train": f"pre-training: a step of {train.Config().batch} windows",
         "finetune": f"fine-tuning: a step of {finetune.Config().batch} conversations",
         "evaluate": f"evaluation on {config.evaluated} instructions and {config.evaluated // 2} problems",
     }
-    for part in dict.fromkeys(config.parts):
-        print(table(apart(measured, part, config), titles[part], limits, precision) + "\n", flush=True)
+    seconds: dict[str, float] = {}  # of a part
+    for part in dict.fromkeys((*config.parts, *(("ppo", "plain") if config.plain else ()))):
+        found = apart(measured, part, config)
+        seconds[part] = statistics.median(totals(found))
+        print(table(found, titles[part], limits, "float32" if part == "plain" else precision) + "\n", flush=True)
     if config.plain:
-        fast, plain = apart(measured, "ppo", config), apart(measured, "plain", config)
-        print(table(plain, f"PPO the plain way, {config.stories} stories", limits, "float32"))
-        ratio = statistics.median(totals(plain)) / statistics.median(totals(fast))
-        print(f"  {ratio:.1f} times as long as the scripts' way", flush=True)
+        ratio = seconds["plain"] / seconds["ppo"]
+        print(f"the plain way takes {ratio:.1f} times as long as the scripts' own", flush=True)
 
 
 if __name__ == "__main__":
