@@ -5,10 +5,8 @@ seed, versions, metrics). It is written to a temporary file beside its place and
 half a model.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import os
 import pickle
 import struct
 import zipfile
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+import runtime
 from model import GPT, ModelConfig
 from runtime import UserError
 
@@ -48,19 +47,10 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
     Raises: UserError where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(dict(content), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        runtime.write_whole(path, lambda file: torch.save(dict(content), file))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         raise UserError(f"{path} cannot be written ({error}): free space or permissions, then run again") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, maker: str) -> dict[str, Any]:
@@ -86,9 +76,9 @@ def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, d
 
     Raises: UserError where the file is missing, cut short, not a checkpoint, or its weights do not fit its shape.
     """
-    maker = {FINETUNED.name: "python finetune.py", DPO.name: "python dpo.py", BASE.name: "python train.py"}.get(
-        path.name, "python ppo.py" if "ppo" in str(path) else "python finetune.py"
-    )
+    by_name = {DPO.name: "python dpo.py", BASE.name: "python train.py"}
+    by_folder = {"ppo": "python ppo.py", "reinforce": "python reinforce.py"}
+    maker = by_folder.get(path.parent.name.partition("-")[0], by_name.get(path.name, "python finetune.py"))
     content = read(path, maker)
     try:
         model = GPT(ModelConfig(**{**content["config"], "dropout": dropout}))

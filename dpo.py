@@ -65,9 +65,7 @@ class Config:
         ):
             if value < 1:
                 raise ValueError(f"{flag} {value}: at least 1")
-        for name in ("beta", "lr", "max_norm"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: more than 0")
+        runtime.require_positive(self, "beta", "lr", "max_norm")
 
 
 def answer_log_probs(model: GPT, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Tensor:
@@ -160,14 +158,13 @@ class Run:
     log: Log
     minibatches: list[list[Pair]]
     reference: list[tuple[Tensor, Tensor]]  # of each minibatch
-    fingerprint: str  # of the reference
 
 
 def run_of(policy: GPT, pairs: Sequence[Pair], coder: Tokenizer, config: Config, log: Log) -> Run:
     """A run that starts at `policy`, which is its own reference."""
     minibatches = minibatches_of(pairs, config)
     reference = reference_log_probs(policy.eval(), minibatches, coder, config)
-    return Run(coder, config, log, minibatches, reference, checkpoint.fingerprint(policy))
+    return Run(coder, config, log, minibatches, reference)
 
 
 def learner_for(policy: GPT, config: Config) -> Learner:
@@ -177,7 +174,7 @@ def learner_for(policy: GPT, config: Config) -> Learner:
 
 
 def train(run: Run, learner: Learner, session: Session) -> dict[str, float]:
-    """Trains the policy in place, dropout off; returns the metrics of the last step that was taken."""
+    """Trains the policy in place, dropout off; returns the metrics of the last step it took, none if all were done."""
     config, coder, log, minibatches, reference = run.config, run.coder, run.log, run.minibatches, run.reference
     policy, guard = learner.model.eval(), learner.guard
     metrics: dict[str, float] = {}
@@ -212,39 +209,44 @@ def train(run: Run, learner: Learner, session: Session) -> dict[str, float]:
                 f"  {minutes:.0f} min left",
                 flush=True,
             )
-        if learner.step % config.save_every == 0 or learner.step == steps or session.asked:
-            training.write_state(STATE, config, log, {**learner.state(), "reference": run.fingerprint})
-        if session.asked and learner.step < steps:
+        stops = session.asked and learner.step < steps
+        if learner.step % config.save_every == 0 or learner.step == steps or stops:
+            training.write_state(STATE, config, log, learner.state())
+        if stops:
             session.leave()
     if guard.skipped == steps:
         raise UserError("every step had a loss that is no number: nothing was saved; lower --lr")
-    return {**metrics, "step": steps, "skipped_steps": guard.skipped}
+    return metrics
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    state = training.read_state(STATE, config) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    policy, _ = checkpoint.load(config.model, device)
-    read = preferences.read_pairs(config.pairs, coder)
-    pairs = fitting(read, coder, policy.config.context)
-    print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
     facts: dict[str, Any] = runtime.machine_facts(device, config.precision, config.seed)
     facts["parent"] = str(config.model)
-    with training.session(STATE) as session, training.log_of("dpo", config, facts, state) as log:
-        run, learner = run_of(policy, pairs, coder, config, log), learner_for(policy, config)
-        if state is not None:
-            if state.get("reference") != run.fingerprint:
-                raise UserError(f"{config.model} has changed since the run began: start anew without --resume")
-            learner.restore(state)
-        metrics = train(run, learner, session)
-        seen = {"pairs": len(pairs), "passes": config.passes}
+    with training.session(STATE) as session:
+        state = training.read_state(STATE, config) if config.resume else None
+        policy, _ = checkpoint.load(config.model, device)
+        read = preferences.read_pairs(config.pairs, coder)
+        pairs = fitting(read, coder, policy.config.context)
+        print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
+        learner = learner_for(policy, config)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy), pairs)
+        with training.log_of("dpo", config, facts, state) as log:
+            run = run_of(policy, pairs, coder, config, log)
+            training.resume(learner, state, STATE)
+            if state is None:
+                training.clear(STATE.parent, STATE.name)
+            metrics = train(run, learner, session)
+        if not metrics:
+            print(f"{checkpoint.DPO}: the run was finished already")
+            return
+        seen = {"pairs": len(pairs), "passes": config.passes, "step": learner.step}
         checkpoint.save(checkpoint.DPO, policy, {**facts, **seen, **metrics})
-    skipped = f"; {metrics['skipped_steps']} steps without a finite loss skipped" if metrics["skipped_steps"] else ""
-    ranked = f": {metrics['rewards/accuracies']:.0%} of the last step's pairs ranked right" if len(metrics) > 2 else ""
-    print(f"{checkpoint.DPO}{ranked}{skipped}")
+    skipped = f"; {learner.guard.skipped} steps without a finite loss skipped" if learner.guard.skipped else ""
+    print(f"{checkpoint.DPO}: {metrics['rewards/accuracies']:.0%} of the last step's pairs ranked right{skipped}")
 
 
 if __name__ == "__main__":

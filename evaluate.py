@@ -127,7 +127,7 @@ def story_log_probs(model: GPT, told: Sequence[Completion], batch: int) -> list[
     found: list[float] = []
     for start in range(0, len(told), batch):
         ids, mask = packed(told[start : start + batch], model.device)
-        found += token_log_probs(model, ids, mask).double().sum(1).tolist()
+        found += token_log_probs(model, ids, mask).cpu().double().sum(1).tolist()  # MPS has no float64
     return found
 
 
@@ -289,7 +289,7 @@ def name_of(path: Path) -> str:
     """What a checkpoint is called in tables: its run, `finetuned` or `dpo`, or else its path."""
     if path.parent == checkpoint.FOLDER:
         return path.stem
-    return path.parent.name if path.stem in ("final", "best") else str(path)
+    return path.parent.name if path.stem in ("final", "best") and path.parent.parent == checkpoint.FOLDER else str(path)
 
 
 def write_results(results: Sequence[Result], on: Material, config: Config, device: torch.device) -> None:

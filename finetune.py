@@ -74,8 +74,11 @@ class Config:
         for name in ("batch", "warmup", "heldout", "evaluate_every", "sort_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"--lr {self.lr}: more than 0")
+        runtime.require_positive(self, "lr", "max_norm")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"--weight-decay {self.weight_decay}: 0 or more")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout {self.dropout}: 0 or more, below 1")
 
@@ -205,7 +208,8 @@ def finetune(learner: Learner, conversations: list[Conversation], config: Config
             session.leave()
         tokens, began = 0, time.monotonic()
     bar.close()
-    assert learner.best is not None  # the last step evaluates
+    if learner.best is None or learner.step > steps:
+        raise UserError(f"PASSES {config.passes:g}: the run has had {learner.step} of its {steps} steps; give more")
     return learner.best
 
 
@@ -227,19 +231,22 @@ def conversations_of(config: Config, coder: Tokenizer, context: int) -> list[Con
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    model, parent = checkpoint.load(config.base, device, config.dropout)
-    conversations = conversations_of(config, coder, model.config.context)
     facts: dict[str, Any] = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.base)}
-    optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
-    learner = Learner(model, Guard(optimizer, config.max_norm))
-    if state is not None:
-        learner.restore(state)
-    with training.session(STATE) as session, training.log_of("finetune", config, facts, state) as log:
-        loss = finetune(learner, conversations, config, log, session)
+    with training.session(STATE) as session:
+        state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
+        model, parent = checkpoint.load(config.base, device, config.dropout)
+        conversations = conversations_of(config, coder, model.config.context)
+        optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
+        learner = Learner(model, Guard(optimizer, config.max_norm))
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(model), conversations)
+        training.resume(learner, state, STATE)
+        with training.log_of("finetune", config, facts, state) as log:
+            if state is None:
+                training.clear(STATE.parent, STATE.name)
+            loss = finetune(learner, conversations, config, log, session)
         facts |= {"heldout_loss": loss, "passes": config.passes, "base": parent}
         checkpoint.save(checkpoint.FINETUNED, model, facts, torch.bfloat16)
     print(f"{checkpoint.FINETUNED}: {loss:.3f} nats a token on held-out answers")

@@ -37,7 +37,7 @@ import training
 from board import Evaluation, LimitsConfig
 from model import GPT, token_log_probs
 from runtime import Device, Log, Precision, UserError
-from sample import OPENING, Completion, Instruction, fitting_instructions, generate, likeliest_next, packed
+from sample import OPENING, Completion, Instruction, fits, fitting_instructions, generate, likeliest_next, packed
 from tokenizer import Tokenizer
 from training import Guard, Session
 
@@ -84,7 +84,10 @@ class Config:
             raise ValueError(f"KL {self.kl_weight}: 0 or more")
         if self.rollouts < 0:
             raise ValueError(f"--rollouts {self.rollouts}: 0 or more")
-        for name in ("groups", "group", "limit", "epochs", "minibatch", "evaluate_every", "evaluate_on"):
+        runtime.require_positive(self, "lr", "critic_lr", "max_norm", "clip")
+        if not self.demo:
+            raise ValueError("--demo: at least one word")
+        for name in ("groups", "group", "limit", "epochs", "minibatch", "evaluate_every", "evaluate_on", "demo_limit"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
 
@@ -246,30 +249,30 @@ class Learner:
     shuffling: torch.Generator  # of minibatches
     number: int = 0  # rollouts done
     seconds: float = 0.0  # spent on them
+    evaluated: int = -1  # rollouts done at the last evaluation
+    used: float = 0.0  # share of words used in it
+    inputs: str = ""  # fingerprint of what the run began with: the reference and the instructions
 
     def state(self) -> dict[str, Any]:
-        """What is written for `--resume`; of the reference, which is on disk, a fingerprint."""
+        """What is written for `--resume`; the reference, which is on disk, is not."""
         return {
             "weights": self.policy.state_dict(),
             "critic": self.critic.state_dict(),
             "optimizer": self.guard.optimizer.state_dict(),
             "random": training.random_states((self.draws, self.writing, self.shuffling)),
-            **{"step": self.number, "seconds": self.seconds, "skipped": self.guard.skipped},
-            "reference": checkpoint.fingerprint(self.reference),
+            **{"step": self.number, "seconds": self.seconds, "evaluated": self.evaluated, "used": self.used},
+            **{"skipped": self.guard.skipped, "in_a_row": self.guard.in_a_row, "inputs": self.inputs},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a state, in place.
-
-        Raises: UserError where the reference is no longer the model that the run began with.
-        """
-        if checkpoint.fingerprint(self.reference) != state["reference"]:
-            raise UserError("the fine-tuned model has changed since the run began: start anew without --resume")
+        """Goes back to a state, in place."""
         self.policy.load_state_dict(state["weights"])
         self.critic.load_state_dict(state["critic"])
         self.guard.optimizer.load_state_dict(state["optimizer"])
         training.set_random_states(state["random"], (self.draws, self.writing, self.shuffling))
-        self.number, self.seconds, self.guard.skipped = state["step"], state["seconds"], state["skipped"]
+        self.number, self.seconds = state["step"], state["seconds"]
+        self.evaluated, self.used = state["evaluated"], state["used"]
+        self.guard.skipped, self.guard.in_a_row = state["skipped"], state["in_a_row"]
 
 
 def learner_for(policy: GPT, config: Config) -> Learner:
@@ -436,8 +439,8 @@ class Run:
     heldout: list[Instruction]
 
 
-def evaluate_and_save(run: Run) -> float:
-    """Evaluates, logs, prints and saves the policy that is there, and the state; returns the share of words used."""
+def evaluate_and_save(run: Run) -> None:
+    """Evaluates, logs, prints and saves the policy that is there, and the state."""
     number, minutes = run.learner.number, run.learner.seconds / 60
     seen = evaluate(run.learner, run.heldout, run.coder, run.config)
     board.show(run.log, number, seen, run.config.demo, OPENING, run.config.limit)
@@ -449,8 +452,8 @@ def evaluate_and_save(run: Run) -> float:
     facts = {**run.facts, "step": number, "minutes": minutes, "words_used": seen.words_used, "kl": seen.kl}
     for name in (f"rollout-{number:04}.pt", "final.pt"):
         checkpoint.save(run.folder / name, run.learner.policy, facts)
+    run.learner.evaluated, run.learner.used = number, seen.words_used
     training.write_state(run.folder / STATE, run.config, run.log, run.learner.state())
-    return seen.words_used
 
 
 def spent(learner: Learner, config: Config) -> bool:
@@ -463,8 +466,11 @@ def train(run: Run, session: Session) -> None:
     config, coder, learner = run.config, run.coder, run.learner
     history: list[dict[str, float]] = []
     warned: set[str] = set()
-    used = evaluate_and_save(run) if learner.number == 0 or spent(learner, config) else 0.0
+    if learner.evaluated < 0:
+        evaluate_and_save(run)
     while not spent(learner, config):
+        if session.asked:
+            session.leave()
         began = time.monotonic()
         instructions = drawn_instructions(run.known, config.groups, config.group, learner.draws)
         batch = rollout(learner, instructions, coder, config)
@@ -488,41 +494,57 @@ def train(run: Run, session: Session) -> None:
                 warned.add(name)
         if learner.number % config.evaluate_every == 0 or spent(learner, config):
             run.log.text(learner.number, "samples", board.sample_table(samples(batch, coder)[: config.samples]))
-            used = evaluate_and_save(run)
+            evaluate_and_save(run)
         elif session.asked:
             training.write_state(run.folder / STATE, config, run.log, learner.state())
-        if session.asked and not spent(learner, config):
             session.leave()
+    if learner.evaluated != learner.number:  # resumed with a budget that was spent between two evaluations
+        evaluate_and_save(run)
     print(
-        f"{run.folder / 'final.pt'}: {used:.1%} of the words used, after {learner.number} rollouts in "
+        f"{run.folder / 'final.pt'}: {learner.used:.1%} of the words used, after {learner.number} rollouts in "
         f"{learner.seconds / 60:.1f} minutes"
     )
+
+
+def material(config: Config, policy: GPT, coder: Tokenizer) -> tuple[dict[int, list[Instruction]], list[Instruction]]:
+    """Instructions to practise on, by length of their prompt, and held-out ones.
+
+    Raises: UserError where the settings do not fit the model or the instructions, before anything is written.
+    """
+    context = policy.config.context
+    if config.limit >= context:
+        raise UserError(f"--limit {config.limit}: less than the model's context of {context} tokens")
+    if not fits(policy, coder.prompt(tokenizer.story_request(config.demo))):
+        raise UserError(f"--demo: {len(config.demo)} words do not fit the context of {context} tokens: give fewer")
+    known = by_length(fitting_instructions(stories.TRAIN_INSTRUCTIONS, coder, context - config.limit))
+    heldout = fitting_instructions(stories.HELDOUT_INSTRUCTIONS, coder, context - config.limit)[: config.evaluate_on]
+    drawn_instructions(known, 1, config.group, runtime.generator(0))  # says it where there are too few
+    return known, heldout
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
     name = f"ppo-{config.kl_weight:g}"
     folder = checkpoint.FOLDER / name
-    state = training.read_state(folder / STATE, config, budget=("minutes", "rollouts")) if config.resume else None
+    if config.model.resolve().parent == folder.resolve():
+        raise UserError(f"--model {config.model}: a run replaces what is in {folder}; copy the model elsewhere first")
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    policy, _ = checkpoint.load(config.model, device)
-    if config.limit >= policy.config.context:
-        raise UserError(f"--limit {config.limit}: less than the model's context of {policy.config.context} tokens")
-    room = policy.config.context - config.limit
-    known = by_length(fitting_instructions(stories.TRAIN_INSTRUCTIONS, coder, room))
-    heldout = fitting_instructions(stories.HELDOUT_INSTRUCTIONS, coder, room)[: config.evaluate_on]
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.model)}
     facts["kl_weight"] = config.kl_weight
-    learner = learner_for(policy, config)
-    if state is not None:
-        learner.restore(state)
-    with training.session(folder / STATE) as session, training.log_of(name, config, facts, state) as log:
-        if state is None:
-            training.clear(folder, "*.pt")
-        log.board.add_custom_scalars(board.LAYOUT)
-        train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
+    with training.session(folder / STATE) as session:
+        state = training.read_state(folder / STATE, config, budget=("minutes", "rollouts")) if config.resume else None
+        policy, _ = checkpoint.load(config.model, device)
+        known, heldout = material(config, policy, coder)
+        learner = learner_for(policy, config)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy), known, heldout)
+        training.resume(learner, state, folder / STATE)
+        with training.log_of(name, config, facts, state) as log:
+            if state is None:
+                training.clear(folder, "rollout-*.pt", "final.pt", STATE)
+            log.board.add_custom_scalars(board.LAYOUT)
+            train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
 
 
 if __name__ == "__main__":

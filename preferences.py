@@ -11,9 +11,7 @@ There is no reward model and no human: `stories.words_used` is the preference. A
 many words, identical ones among them, says nothing and is dropped and counted.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,19 +116,11 @@ def write_pairs(pairs: Sequence[Pair], coder: Tokenizer, path: Path) -> None:
         }
         for pair in pairs
     ]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode("utf-8")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        runtime.write_whole(path, lambda file: file.write(lines))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): free it, then run again") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def story_ids(row: dict[str, Any], side: str, coder: Tokenizer) -> list[int]:

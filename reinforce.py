@@ -82,8 +82,9 @@ class Config:
             if getattr(self, name) < least.get(name, 1):
                 flag = "STEPS" if name == "steps" else f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} {getattr(self, name)}: at least {least.get(name, 1)}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"--lr {self.lr}: more than 0")
+        runtime.require_positive(self, "lr", "max_norm")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +305,11 @@ def train(run: Run, learner: Learner, session: Session) -> None:
     """The loop: answer, grade, update."""
     config = run.config
     writing, shuffling = learner.generators
-    if learner.step == 0:
+    if learner.best is None:
         evaluate_and_save(run, learner)
     while learner.step < config.steps:
+        if session.asked:
+            session.leave()
         began = time.monotonic()
         lr = training.linear_rate(learner.step, config.steps, config.warmup, config.lr)
         training.set_rate(learner.guard.optimizer, lr)
@@ -332,7 +335,6 @@ def train(run: Run, learner: Learner, session: Session) -> None:
             evaluate_and_save(run, learner)
         elif session.asked:
             training.write_state(STATE, config, run.log, learner.state())
-        if session.asked and learner.step < config.steps:
             session.leave()
         reason = collapse(learner.seen, config.window, config.collapsed)
         if reason:
@@ -340,13 +342,11 @@ def train(run: Run, learner: Learner, session: Session) -> None:
     print(f"{FOLDER / 'best.pt'}: pass@1 {learner.best or 0:.1%}, after {learner.seconds / 60:.0f} minutes of practice")
 
 
-def main() -> None:
-    config = runtime.parse(Config, __doc__)
-    state = training.read_state(STATE, config) if config.resume else None
-    runtime.seed_everything(config.seed)
-    device = runtime.device_for(config.device)
-    coder = tokenizer.load()
-    model, _ = checkpoint.load(config.model, device)
+def material(config: Config, model: GPT, coder: Tokenizer) -> tuple[list[Problem], list[Problem]]:
+    """Problems to practise on, and held-out ones.
+
+    Raises: UserError where the settings do not fit the model, or a file cannot be read, before anything is written.
+    """
     if config.limit >= model.config.context:
         raise UserError(f"--limit {config.limit}: less than the model's context of {model.config.context} tokens")
     known = (
@@ -359,16 +359,31 @@ def main() -> None:
         if config.test_file
         else situations.generated_problems(config.evaluate_on, config.problem_seed, "test")
     )
-    known = fitting(known, coder, model, config.limit, "problems to practise on")
-    heldout = fitting(heldout, coder, model, config.limit, "held-out problems")
+    return (
+        fitting(known, coder, model, config.limit, "problems to practise on"),
+        fitting(heldout, coder, model, config.limit, "held-out problems"),
+    )
+
+
+def main() -> None:
+    config = runtime.parse(Config, __doc__)
+    if config.model.resolve().parent == FOLDER.resolve():
+        raise UserError(f"--model {config.model}: a run replaces what is in {FOLDER}; copy the model elsewhere first")
+    runtime.seed_everything(config.seed)
+    device = runtime.device_for(config.device)
+    coder = tokenizer.load()
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.model)}
-    learner = learner_for(model, config)
-    if state is not None:
-        learner.restore(state)
-    with training.session(STATE) as session, training.log_of("reinforce", config, facts, state) as log:
-        if state is None:
-            training.clear(FOLDER, "*.pt")
-        train(Run(coder, config, log, facts, known, heldout), learner, session)
+    with training.session(STATE) as session:
+        state = training.read_state(STATE, config) if config.resume else None
+        model, _ = checkpoint.load(config.model, device)
+        known, heldout = material(config, model, coder)
+        learner = learner_for(model, config)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(model), known, heldout)
+        training.resume(learner, state, STATE)
+        with training.log_of("reinforce", config, facts, state) as log:
+            if state is None:
+                training.clear(FOLDER, "step-*.pt", "best.pt", STATE.name)
+            train(Run(coder, config, log, facts, known, heldout), learner, session)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import platform
 import random
 import re
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, BinaryIO, Literal, Self, TypeVar
 
 import numpy
 import torch
@@ -79,10 +80,42 @@ def keep_memory() -> None:
     logits and activations of every step. Kept, pre-training was 1.4 times as fast.
     Source: mallopt(3).
     """
-    if platform.libc_ver()[0] == "glibc":
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
         libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # numbers of malloc.h
-        libc.mallopt(mmap_threshold, 2**31 - 1)  # bytes, the most it takes
-        libc.mallopt(trim_threshold, -1)  # never
+        if libc.mallopt(mmap_threshold, 2**31 - 1):  # bytes; an old glibc refuses, and the other alone makes it worse
+            libc.mallopt(trim_threshold, -1)  # never
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Makes the file that `write` fills, whole or not at all: beside its place first, then moved there.
+
+    Raises: OSError (or what `write` raises) where it cannot be; what stood there is then as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        for wait in (0.1, 1.0, 5.0):  # seconds: Windows replaces no file that another program has open
+            try:
+                os.replace(temporary, path)
+                return
+            except PermissionError:
+                time.sleep(wait)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raises ValueError where a setting is not a finite number above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < float("inf"):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: more than 0")
 
 
 def device_for(name: Device) -> torch.device:
@@ -167,7 +200,8 @@ class Log:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if after is not None and path.exists():
-                path.write_text("".join(lines_until(path.read_text(encoding="utf-8"), after)), encoding="utf-8")
+                kept = "".join(lines_until(path.read_text(encoding="utf-8"), after)).encode("utf-8")
+                write_whole(path, lambda file: file.write(kept))
             self.lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}): free it, or run elsewhere") from None
@@ -179,10 +213,13 @@ class Log:
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs a number for each name at a step."""
-        for name, value in metrics.items():
-            self.board.add_scalar(name, value, step)
-        self.lines.write(json.dumps({"step": step, **metrics}) + "\n")
-        self.lines.flush()
+        try:
+            for name, value in metrics.items():
+                self.board.add_scalar(name, value, step)
+            self.lines.write(json.dumps({"step": step, **metrics}) + "\n")
+            self.lines.flush()
+        except OSError as error:
+            raise UserError(f"{self.folder} cannot be written ({error.strerror}): free space, then --resume") from None
 
     def text(self, step: int, name: str, markdown_text: str) -> None:
         """Logs Markdown at a step."""

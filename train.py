@@ -66,8 +66,11 @@ class Config:
         for flag, value, least in limits:
             if value < least:
                 raise ValueError(f"--{flag} {value}: at least {least}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"--lr {self.lr}: more than 0")
+        runtime.require_positive(self, "lr", "max_norm")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"--weight-decay {self.weight_decay}: 0 or more")
 
 
 def read_tokens(path: Path, config: Config) -> Ids:
@@ -171,7 +174,7 @@ def train(
             with runtime.autocast(model.device, config.precision):
                 loss_heldout = mean_loss(model, rows, counts, config.batch)
             metrics = {"loss/train": training.mean(learner.seen), "loss/heldout": loss_heldout, "lr": lr}
-            speed = (learner.step - first) * ids.numel() / seconds
+            speed = (learner.step - first) * ids[:, 1:].numel() / seconds
             counted = {"grad_norm": norm or 0.0, "skipped_steps": guard.skipped, "speed/tokens_per_second": speed}
             log.scalars(learner.step, {**metrics, **counted})
             left = (steps - learner.step) * learner.seconds / learner.step / 60
@@ -182,7 +185,7 @@ def train(
             learner.seen = []
             if learner.best is None or loss_heldout < learner.best:
                 learner.best = loss_heldout
-                passes = learner.step * ids.numel() / len(tokens)
+                passes = learner.step / steps_of_a_pass(len(tokens), config)
                 where = {"step": learner.step, "heldout_loss": loss_heldout, "passes": passes}
                 checkpoint.save(checkpoint.BASE, model, {**facts, **where})
         training.write_state(STATE, config, log, learner.state())
@@ -190,23 +193,28 @@ def train(
             session.leave()
         began, first = time.monotonic(), learner.step
     bar.close()
+    if learner.best is None or learner.step > steps:
+        raise UserError(f"PASSES {config.passes:g}: the run has had {learner.step} of its {steps} steps; give more")
 
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
     runtime.seed_everything(config.seed)
     device = runtime.device_for(config.device)
     tokens, heldout_tokens = read_tokens(config.train, config), read_tokens(config.heldout, config)
     steps_of_a_pass(len(tokens), config)  # says what is wrong before anything is written
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": None}
-    model = GPT(config.model).to(device)
-    optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
-    learner = Learner(model, Guard(optimizer, config.max_norm))
-    if state is not None:
-        learner.restore(state)
-    with training.session(STATE) as session, training.log_of("train", config, facts, state) as log:
-        train(learner, tokens, heldout_tokens, config, log, facts, session)
+    with training.session(STATE) as session:
+        state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
+        model = GPT(config.model).to(device)
+        optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
+        learner = Learner(model, Guard(optimizer, config.max_norm))
+        learner.inputs = training.fingerprint(tokens.tobytes(), heldout_tokens.tobytes())
+        training.resume(learner, state, STATE)
+        with training.log_of("train", config, facts, state) as log:
+            if state is None:
+                training.clear(STATE.parent, STATE.name)
+            train(learner, tokens, heldout_tokens, config, log, facts, session)
     print(f"{checkpoint.BASE}: {learner.best:.3f} nats a token on held-out stories")
 
 

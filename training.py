@@ -8,6 +8,7 @@ that goes on printed. A second one stops at once and leaves the last state as it
 
 import contextlib
 import dataclasses
+import hashlib
 import shlex
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import filelock
 import torch
@@ -93,6 +94,7 @@ class Learner:
     seconds: float = 0.0
     best: float | None = None  # of the evaluations so far: a loss or a score
     seen: list[float] = field(default_factory=list)  # losses since the last evaluation, or rewards of all steps
+    inputs: str = ""  # fingerprint of what the run began with: models and data
 
     def state(self) -> dict[str, Any]:
         """What is written for `--resume`."""
@@ -101,7 +103,7 @@ class Learner:
             "optimizer": self.guard.optimizer.state_dict(),
             "random": random_states(self.generators),
             **{"step": self.step, "seconds": self.seconds, "best": self.best, "seen": self.seen},
-            "skipped": self.guard.skipped,
+            **{"skipped": self.guard.skipped, "in_a_row": self.guard.in_a_row, "inputs": self.inputs},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +112,7 @@ class Learner:
         self.guard.optimizer.load_state_dict(state["optimizer"])
         set_random_states(state["random"], self.generators)
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
-        self.seen, self.guard.skipped = state["seen"], state["skipped"]
+        self.seen, self.guard.skipped, self.guard.in_a_row = state["seen"], state["skipped"], state["in_a_row"]
 
 
 class Session:
@@ -157,13 +159,19 @@ def session(state: Path) -> Iterator[Session]:
         lock.release()
 
 
-def clear(folder: Path, pattern: str) -> None:
-    """Deletes an earlier run's checkpoints, so that none of them is taken for one of the run that starts anew."""
-    old = sorted(folder.glob(pattern))
+def clear(folder: Path, *patterns: str) -> None:
+    """Deletes an earlier run's files, so that none of them is taken for one of the run that starts anew.
+
+    Raises: UserError where one cannot be deleted.
+    """
+    old = sorted(path for pattern in patterns for path in folder.glob(pattern))
     for path in old:
-        path.unlink()
-    if old:
-        print(f"{len(old)} checkpoints of an earlier run in {folder} deleted; --resume would have gone on with it")
+        try:
+            path.unlink()
+        except OSError as error:
+            raise UserError(f"{path} cannot be deleted ({error.strerror}): close what has it open") from None
+    if len(old) > 1:
+        print(f"{len(old)} files of an earlier run in {folder} deleted; --resume would have gone on with it")
 
 
 def mean(values: Sequence[float]) -> float:
@@ -179,7 +187,7 @@ def settings(config: object) -> dict[str, str]:
 
 def write_state(path: Path, config: object, log: Log, content: Mapping[str, Any]) -> None:
     """Writes what a run resumes from, whole or not at all."""
-    checkpoint.write(path, {"settings": settings(config), "run": str(log.folder), **content})
+    checkpoint.write(path, {"settings": settings(config), "run": log.folder.as_posix(), **content})
 
 
 def read_state(path: Path, config: object, budget: Sequence[str] = ()) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def read_state(path: Path, config: object, budget: Sequence[str] = ()) -> dict[s
     again = f"python {Path(sys.argv[0]).name} without --resume"
     content = checkpoint.read(path, again)
     began, now = content.get("settings"), settings(config)
-    if not isinstance(began, dict) or "run" not in content:
+    if not isinstance(began, dict) or not {"run", "step", "inputs"} <= content.keys():
         raise UserError(f"{path} is not the state of a run: {again} starts anew")
     for name in sorted(began.keys() | now.keys()):
         if name not in budget and began.get(name) != now.get(name):
@@ -199,6 +207,37 @@ def read_state(path: Path, config: object, budget: Sequence[str] = ()) -> dict[s
                 f"{began.get(name)}; give that, or start anew"
             )
     return content
+
+
+class Restorable(Protocol):
+    """What goes back to a state."""
+
+    inputs: str
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def resume(learner: Restorable, state: Mapping[str, Any] | None, path: Path) -> None:
+    """Brings the learner, in place, to the state that `read_state` found at `path`; a new run has none.
+
+    Raises: UserError where the state is of other models or data, or does not fit.
+    """
+    if state is None:
+        return
+    if state["inputs"] != learner.inputs:
+        raise UserError(f"the models or data that {path} began with have changed: start anew without --resume")
+    try:
+        learner.restore(state)
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise UserError(f"{path} does not fit this model or program: start anew without --resume") from None
+
+
+def fingerprint(*parts: object) -> str:
+    """A short text that changes with the parts' own texts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(repr(part).encode("utf-8"))
+    return digest.hexdigest()
 
 
 def log_of(name: str, config: object, facts: Mapping[str, Any], state: Mapping[str, Any] | None) -> Log:

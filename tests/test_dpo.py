@@ -141,11 +141,10 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(
     real = dpo.dpo_loss
     monkeypatch.setattr(dpo, "dpo_loss", second_is_nan)
     policy, log = tiny(context=128), Log(Path("runs/dpo"), CONFIG, {})
-    metrics = trained(policy, PAIRS, coder, replace(CONFIG, passes=3), log)
+    trained(policy, PAIRS, coder, replace(CONFIG, passes=3), log)
     log.close()
     lines = [json.loads(line) for line in Path("runs/dpo/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
-    assert (metrics["skipped_steps"], metrics["step"]) == (1, 3)
     assert all(weight.isfinite().all() for weight in policy.parameters())
 
 

@@ -369,7 +369,7 @@ def test_a_changed_reference_is_refused(
     assert command("ppo", "0", "0.05", *FAST) == 0
     checkpoint.save(checkpoint.FINETUNED, tiny(seed=3, context=128), {"step": 0})
     assert command("ppo", "1", "0.05", *FAST, "--resume") == 1
-    assert "has changed" in capsys.readouterr().err
+    assert "have changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [("-1",), ("ten",), ("nan",), ("inf",), ("10", "-1"), ("10", "nan"), ("10", "much")])

@@ -35,8 +35,9 @@ def gradients(model: GPT, told: list[Completion], advantages: Tensor, config: Co
 
 
 def answers(end: int) -> list[Completion]:
-    """Sixteen answers of different lengths."""
-    return [answer([7 + row, *range(20, 20 + row % 5), end], end) for row in range(16)]
+    """Sixteen answers of different lengths; of every third, the second token was forced."""
+    rows = [[7 + row, *range(20, 20 + row % 5), end] for row in range(16)]
+    return [answer(ids, end, [row % 3 != 0 or place != 1 for place in range(len(ids))]) for row, ids in enumerate(rows)]
 
 
 def test_groups_that_agree_have_no_advantage_in_any_order() -> None:
@@ -137,8 +138,9 @@ def test_the_gradient_is_that_of_the_formula_in_a_loop(tiny: Callable[..., GPT],
         ids = torch.tensor([one.prompt + one.ids])
         log_probs = model(ids)[0].log_softmax(-1)
         for t in range(len(one.prompt) - 1, ids.shape[1] - 1):
-            loss = loss - advantage * log_probs[t, ids[0, t + 1]]
-    (loss / sum(len(one.ids) for one in told)).backward()  # type: ignore[no-untyped-call]
+            if one.sampled[t + 1 - len(one.prompt)]:
+                loss = loss - advantage * log_probs[t, ids[0, t + 1]]
+    (loss / sum(sum(one.sampled) for one in told)).backward()  # type: ignore[no-untyped-call]
     expected = [weight.grad for weight in model.parameters()]
     for one_gradient, other in zip(found, expected, strict=True):
         assert other is not None
@@ -196,14 +198,22 @@ def test_every_problem_comes_once_a_pass() -> None:
     assert drawn == [problem.question for step in range(7) for problem in reinforce.problems_of(step, known, config)]
 
 
-def test_a_rollout_keeps_answers_with_their_problems(tiny: Callable[..., GPT], coder: Tokenizer) -> None:
-    asked = [Problem("a long question?", "#### 1"), Problem("short?", "#### 2")]
+def test_a_rollout_keeps_answers_with_their_problems(
+    tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "grade", lambda text, gold: len(text + gold) % 2 == 0)
+    asked = [Problem("a long question?", "#### 1"), Problem("short?", "#### 22")]
     batch = reinforce.rollout(tiny(), asked, coder, replace(CONFIG, part=3), runtime.generator(1))
     assert len(batch.completions) == 8
     for problem, told, group in zip(batch.asked, batch.completions, batch.groups.tolist(), strict=True):
         assert problem == asked[group]
         assert told.prompt == coder.prompt(problem.question)
     assert torch.bincount(batch.groups).tolist() == [4, 4]
+    texts = [
+        coder.answer_text(told.ids) + asked.answer for told, asked in zip(batch.completions, batch.asked, strict=True)
+    ]
+    assert batch.rewards.tolist() == [float(len(text) % 2 == 0) for text in texts]
+    assert 0 < batch.rewards.sum() < 8
 
 
 @pytest.mark.parametrize(("shuffle", "learns"), [(False, True), (True, False)])

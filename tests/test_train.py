@@ -135,7 +135,7 @@ def test_a_finished_run_resumes_to_nothing(command: Command) -> None:
 def test_resume_refuses_what_it_cannot_read(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("train", "--resume", *TOY, *CPU) == 1
     assert "base-state.pt is missing" in capsys.readouterr().err
-    for content in ({}, {"settings": 3, "run": "runs/x"}):
+    for content in ({}, {"settings": 3, "run": "runs/x", "step": 1, "inputs": ""}):
         checkpoint.write(train.STATE, content)
         assert command("train", "--resume", *TOY, *CPU) == 1
         assert "not the state of a run" in capsys.readouterr().err

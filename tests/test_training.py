@@ -78,7 +78,7 @@ def everything(workspace: Path, tiny: Callable[..., GPT], coder: Tokenizer, monk
     checkpoint.save(checkpoint.FINETUNED, tiny(context=512), {"step": 0})
     pairs = [Pair(("kite",), [7 + row, *range(row), 256], [9 + row]) for row in range(8)]
     preferences.write_pairs(pairs, coder, preferences.PAIRS)
-    monkeypatch.setattr(problems, "grade", lambda text, _gold: len(text) % 2 == 0)
+    monkeypatch.setattr(problems, "grade", lambda text, _gold: sum(map(ord, text)) % 2 == 0)
     monkeypatch.setattr("stories.words_used", lambda story, _words: float(len(story.encode()) % 2))
     return workspace
 
@@ -120,7 +120,9 @@ def test_stopped_and_resumed_is_the_same_run(
     straight, numbers = checkpoint.read(state, "-"), logged(script)
     models = {path: checkpoint.read(path, "-")["weights"] for path in checkpoint.FOLDER.rglob("*.pt") if path != state}
     shutil.rmtree("runs")
-    state.unlink()
+    for path in checkpoint.FOLDER.rglob("*.pt"):
+        if path != checkpoint.BASE or script == "train":
+            path.unlink()
     checkpoint.FINETUNED.write_bytes(first)
     taken, step = [0], Guard.step
 
@@ -144,8 +146,11 @@ def test_stopped_and_resumed_is_the_same_run(
     assert logged(script) == numbers
     for path, weights in models.items():
         assert_same(weights, checkpoint.read(path, "-")["weights"])
+    before = {path: path.read_bytes() for path in models}
     assert command(script, *arguments, *CPU, "--resume") == 0  # a finished run has nothing left to do
     assert_same(straight, checkpoint.read(state, "-"))
+    assert logged(script) == numbers
+    assert all(path.read_bytes() == before[path] for path in models if path != checkpoint.FINETUNED)
 
 
 @pytest.mark.usefixtures("everything")
@@ -209,12 +214,53 @@ def test_a_new_run_leaves_no_checkpoint_of_an_earlier_one(
     arguments, name, _ = RUNS[script]
     assert command(script, *arguments, *CPU) == 0
     saved = {path.name for path in (checkpoint.FOLDER / name).parent.glob("*.pt")}
-    stale = (checkpoint.FOLDER / name).with_name("rollout-0990.pt")
+    stale = (checkpoint.FOLDER / name).with_name("rollout-0990.pt" if script == "ppo" else "step-0990.pt")
+    mine = stale.with_name("mine.pt")
+    shutil.copy(checkpoint.FOLDER / name, mine)
     shutil.copy(checkpoint.FOLDER / name, stale)
     capsys.readouterr()
     assert command(script, *arguments, *CPU) == 0
-    assert f"{len(saved) + 1} checkpoints of an earlier run" in capsys.readouterr().out
-    assert {path.name for path in stale.parent.glob("*.pt")} == saved
+    assert f"{len(saved) + 1} files of an earlier run" in capsys.readouterr().out
+    assert {path.name for path in stale.parent.glob("*.pt")} == saved | {mine.name}
+    assert command(script, *arguments, *CPU, "--model", next(stale.parent.glob("*0000.pt"))) == 1
+    assert "copy the model elsewhere first" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("everything")
+def test_a_state_that_does_not_fit_is_one_line(
+    command: Callable[..., int], tiny: Callable[..., GPT], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, name, _ = RUNS["reinforce"]
+    state = checkpoint.FOLDER / name
+    assert command("reinforce", *arguments, *CPU) == 0
+    whole = checkpoint.read(state, "-")
+    for spoiled, said in (
+        ({**whole, "weights": {}}, "does not fit"),
+        ({name: value for name, value in whole.items() if name != "seen"}, "does not fit"),
+        ({**whole, "inputs": "others"}, "have changed"),
+        ({name: value for name, value in whole.items() if name != "step"}, "not the state of a run"),
+    ):
+        checkpoint.write(state, spoiled)
+        capsys.readouterr()
+        assert command("reinforce", *arguments, *CPU, "--resume") == 1
+        assert said in capsys.readouterr().err
+    checkpoint.save(checkpoint.FINETUNED, tiny(context=512, seed=7), {"step": 0})
+    checkpoint.write(state, whole)
+    assert command("reinforce", *arguments, *CPU, "--resume") == 1
+    assert "have changed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("everything")
+def test_a_smaller_budget_than_was_spent_is_one_line(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for script in ("train", "finetune"):
+        arguments, _, _ = RUNS[script]
+        assert command(script, *arguments, *CPU) == 0
+        assert command(script, "0.3", *arguments[1:], *CPU, "--resume") == 1
+        assert "error: PASSES 0.3: the run has had" in capsys.readouterr().err
+        checkpoint.BASE.unlink()
+        shutil.copy(checkpoint.FINETUNED, checkpoint.BASE)
 
 
 def test_a_second_interrupt_stops_at_once_and_leaves_the_state(
