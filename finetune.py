@@ -51,12 +51,12 @@ class Config:
     resume: bool = False  # go on with a run that was stopped
     problems: int = 10_000  # generated word problems among the conversations
     batch: int = 16  # conversations a step
-    lr: float = 5e-4  # at its peak, a third of pre-training's
+    lr: float = 1e-3  # at its peak, two thirds of pre-training's
     warmup: int = 50  # steps of rising learning rate
     weight_decay: float = 0.1  # on matrices only
     beta2: float = 0.95  # of Adam
     max_norm: float = 1.0  # of the gradient, clipped there
-    dropout: float = 0.1  # the stories were read before
+    dropout: float = 0.0  # in the first passes nothing is learned by heart yet
     heldout: int = 200  # conversations kept for the held-out loss
     evaluate_every: int = 100  # steps
     sort_batches: int = 16  # batches sorted by length together, so that rows of a batch need little padding

@@ -306,7 +306,7 @@ def rollout(learner: Learner, instructions: list[Instruction], coder: Tokenizer,
     with runtime.autocast(learner.policy.device, config.precision):
         completions = generate(learner.policy, prompts, end=coder.end, limit=config.limit, generator=learner.writing)
         ids, mask = packed(completions, learner.policy.device)
-        # In the update's batch shapes, so that in bfloat16, too, the first ratio is 1.
+        # In the update's batch shapes, so that the first ratio is 1 but for rounding.
         parts = list(zip(torch.split(ids, config.minibatch), torch.split(mask, config.minibatch), strict=True))
         log_probs, values = map(torch.cat, zip(*(policy_outputs(learner, *part) for part in parts), strict=True))
         reference = torch.cat([token_log_probs(learner.reference, *part) for part in parts])

@@ -47,7 +47,7 @@ STATE = FOLDER / "state.pt"
 class Config:
     """Settings of a run on word problems."""
 
-    steps: Annotated[int, tyro.conf.Positional] = 467  # with 16 problems each, as many as GSM8K's training half holds
+    steps: Annotated[int, tyro.conf.Positional] = 467  # with 16 problems each, as many as GSM8K's training part holds
     resume: bool = False  # go on with a run that was stopped
     problems: int = 16  # a step
     answers: int = 16  # to each problem: its group
