@@ -42,7 +42,8 @@ STATE = checkpoint.FOLDER / "dpo-state.pt"
 class Config:
     """Settings of a DPO run."""
 
-    passes: Annotated[int, tyro.conf.Positional] = 1  # over the pairs; more than one learns them by heart
+    # Over the pairs; more than one learns them by heart.
+    passes: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 1
     resume: bool = False  # go on with a run that was stopped
     beta: float = 0.1  # the lower, the further from the reference a preference may pull; usual: 0.05 to 0.5
     minibatch: int = 16  # pairs a step

@@ -47,7 +47,8 @@ STATE = checkpoint.FOLDER / "finetuned-state.pt"
 class Config:
     """Settings of a fine-tuning run."""
 
-    passes: Annotated[float, tyro.conf.Positional] = 1.0  # over stories and problems
+    # Over stories and problems.
+    passes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 1.0
     resume: bool = False  # go on with a run that was stopped
     problems: int = 10_000  # generated word problems among the conversations
     batch: int = 16  # conversations a step

@@ -48,10 +48,10 @@ STATE = "state.pt"  # in the folder of a run's checkpoints
 class Config:
     """Settings of a PPO run."""
 
-    minutes: Annotated[float, tyro.conf.Positional] = (
-        10.0  # budget; the rollout that is under way at its end is finished
-    )
-    kl_weight: Annotated[float, tyro.conf.Positional] = 0.05  # of the KL in the loss; usual: 0.01 to 0.5
+    # Budget of the rollouts; the one that is under way at its end is finished, and evaluations come on top.
+    minutes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="MINUTES")] = 10.0
+    # Weight of the KL in the loss; usual: 0.01 to 0.5.
+    kl_weight: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="KL")] = 0.05
     resume: bool = False  # go on with the run at this KL weight that was stopped, or has spent its budget
     rollouts: int = 0  # most rollouts, whatever the minutes; 0: as many as they hold
     groups: int = 16  # groups of instructions a rollout, each of one prompt length

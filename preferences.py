@@ -37,7 +37,8 @@ PAIRS = Path("data/pairs.jsonl")
 class Config:
     """Settings of the pairs."""
 
-    pairs: Annotated[int, tyro.conf.Positional] = 2_000  # to write
+    # To write.
+    pairs: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")] = 2_000
     group: int = 4  # stories an instruction, of which the best and the worst are kept
     batch: int = 32  # instructions written together: 128 stories
     limit: int = 200  # tokens of a story

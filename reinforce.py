@@ -47,7 +47,8 @@ STATE = FOLDER / "state.pt"
 class Config:
     """Settings of a run on word problems."""
 
-    steps: Annotated[int, tyro.conf.Positional] = 467  # with 16 problems each, as many as GSM8K's training part holds
+    # With 16 problems each, 467 are as many as GSM8K's training part holds.
+    steps: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="STEPS")] = 467
     resume: bool = False  # go on with a run that was stopped
     problems: int = 16  # a step
     answers: int = 16  # to each problem: its group

@@ -39,11 +39,8 @@ NEXT_WORDS = 5
 class Config:
     """What to write, and with which model."""
 
-    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (
-        "rain",
-        "cake",
-        "jump",
-    )  # words the story is asked to use
+    # Words the story is asked to use.
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ("rain", "cake", "jump")
     model: Path = checkpoint.FINETUNED
     problem: int | None = None  # number of a word problem to solve in place of a story
     problems: Path | None = None  # GSM8K file to take the problem from; generated held-out ones otherwise

@@ -28,7 +28,8 @@ Split = Literal["train", "test"]
 class Config:
     """How many problems to print."""
 
-    number: Annotated[int, tyro.conf.Positional] = 5
+    # Of problems.
+    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="NUMBER")] = 5
     seed: int = 1
     split: Split = "train"
 

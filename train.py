@@ -2,7 +2,7 @@
 
     python train.py             4 passes over the stories; hours on two cores, see docs/results.md
     python train.py 1           1 pass
-    python train.py --resume    goes on from the last evaluation of a run that stopped, or on to more passes
+    python train.py --resume    goes on with a run that was stopped, or on to more passes
 
 Reads `data/tokens-train.npy` and `data/tokens-heldout.npy` (from `prepare.py`). Writes `checkpoints/base.pt`, the
 weights with the lowest held-out loss, `checkpoints/base-state.pt`, from which `--resume` goes on, and
@@ -41,10 +41,9 @@ Ids = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint16]]
 class Config:
     """Settings of a pre-training run."""
 
-    passes: Annotated[float, tyro.conf.Positional] = (
-        4.0  # over the stories; more fit them better until the held-out loss turns
-    )
-    resume: bool = False  # go on from the last evaluation of a run that stopped
+    # Over the stories; more fit them better until the held-out loss turns.
+    passes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 4.0
+    resume: bool = False  # go on with a run that was stopped, or with a finished one to more passes
     batch: int = 8  # windows a step: small, as few tokens are seen in all
     lr: float = 1.5e-3  # at its peak; usual for this size: 5e-4 to 3e-3
     warmup: int = 100  # steps of rising learning rate
