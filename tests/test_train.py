@@ -91,7 +91,7 @@ def test_a_toy_is_learned(command: Command, capsys: pytest.CaptureFixture[str]) 
     assert facts["parent"] is None
     after_six = model(torch.tensor([[0, 3, 6]]))[0, -1]
     assert after_six.argmax() == 9
-    assert "checkpoints/base.pt".replace("/", checkpoint.os.sep) in capsys.readouterr().out.splitlines()[-1]
+    assert str(checkpoint.BASE) in capsys.readouterr().out.splitlines()[-1]
 
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
