@@ -142,16 +142,18 @@ def by_length(known: Sequence[Instruction]) -> dict[int, list[Instruction]]:
 def drawn_instructions(
     known: dict[int, list[Instruction]], groups: int, group: int, generator: torch.Generator
 ) -> list[Instruction]:
-    """groups x group instructions: for each group a random prompt length, then different instructions of that length.
+    """groups x group instructions: for each group a prompt length, then different instructions of that length.
 
     Raises: UserError where no length has enough of them.
     """
     lengths = sorted(length for length, same in known.items() if len(same) >= group)
     if not lengths:
         raise UserError(f"{stories.TRAIN_INSTRUCTIONS} has no {group} instructions of one length: lower --group")
+    # As often as instructions have it: long prompts are few, of rare words, and would otherwise be most of a rollout.
+    shares = torch.tensor([len(known[length]) for length in lengths], dtype=torch.float32)
     drawn = []
     for _ in range(groups):
-        same = known[lengths[int(torch.randint(len(lengths), (), generator=generator))]]
+        same = known[lengths[int(torch.multinomial(shares, 1, generator=generator))]]
         drawn += [same[index] for index in torch.randperm(len(same), generator=generator)[:group].tolist()]
     return drawn
 

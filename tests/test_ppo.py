@@ -260,8 +260,11 @@ def test_drawn_instructions_are_different_and_of_one_length() -> None:
         assert len({one.words for one in drawn[start : start + 8]}) == 8
         assert {len(one.prompt) for one in drawn[start : start + 8]} == {3}
     assert drawn != ppo.drawn_instructions(known, 5, 8, runtime.generator(2))
+    known = {3: [Instruction((f"w{i}",), [0] * 3) for i in range(90)], 4: [Instruction(("x",), [0] * 4)] * 10}
+    lengths = [len(one.prompt) for one in ppo.drawn_instructions(known, 400, 1, runtime.generator(1))]
+    assert lengths.count(4) / 400 == pytest.approx(0.1, abs=0.06)  # as instructions have it: four standard errors
     with pytest.raises(runtime.UserError, match="--group"):
-        ppo.drawn_instructions({4: known[4]}, 5, 8, runtime.generator(1))
+        ppo.drawn_instructions({4: known[4][:3]}, 5, 8, runtime.generator(1))
 
 
 def test_reward_rises_on_a_toy(tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
