@@ -194,16 +194,7 @@ def finetune(learner: Learner, conversations: list[Conversation], config: Config
             with runtime.autocast(model.device, config.precision):
                 found = mean_loss(model, [row.ids for row in heldout], [row.counts for row in heldout], config.batch)
             learner.best = found
-            metrics = {"loss/train": training.mean(learner.seen), "loss/heldout": found, "lr": lr}
-            speed = tokens / seconds
-            counted = {"grad_norm": norm or 0.0, "skipped_steps": guard.skipped, "speed/tokens_per_second": speed}
-            log.scalars(learner.step, {**metrics, **counted})
-            left = (steps - learner.step) * learner.seconds / learner.step / 60
-            bar.write(
-                f"step {learner.step}/{steps}  loss {metrics['loss/train']:.3f}  held out {found:.3f}"
-                f"  {speed:,.0f} tokens/s  {left:.0f} min left"
-            )
-            learner.seen = []
+            bar.write(training.logged_evaluation(learner, steps, log, found, lr, norm, tokens / seconds))
         training.write_state(STATE, config, log, learner.state())
         if session.asked and learner.step < steps:
             session.leave()

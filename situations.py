@@ -177,7 +177,7 @@ EFFORTS = themes("""
     windows, cleans, rests, rest, house, houses, doors
 """)
 
-MOVES = kinds("""
+GAIN, LOSE, HALF = kinds("""
     gain | +
         {N} {gains} {b} more {T}.
         {G} gives {N} {b} more {T}.
@@ -193,6 +193,16 @@ MOVES = kinds("""
         = Then {N} has @ {T}.
         = That leaves @ {T}.
         = Now there are @ {T}.
+    half | / | 2
+        {N} gives half of the {T} to {G}.
+        {N} {loses} half of the {T}.
+        Half of the {T} get lost.
+        = Then {N} has @ {T}.
+        = Half of them is @ {T}.
+""")
+MOVES = (
+    *(GAIN, LOSE),
+    *kinds("""
     twice | * | 2
         A week later {N} has twice as many {T} as before.
         Then {N} {gains} as many {T} as {he} already has.
@@ -201,13 +211,9 @@ MOVES = kinds("""
     thrice | * | 3
         A week later {N} has three times as many {T} as before.
         = Then {N} has @ {T}.
-    half | / | 2
-        {N} gives half of the {T} to {G}.
-        {N} {loses} half of the {T}.
-        Half of the {T} get lost.
-        = Then {N} has @ {T}.
-        = Half of them is @ {T}.
-""")
+"""),
+    HALF,
+)
 TOLD = kinds("""
     has
         {N} has {a} {T}.
@@ -448,31 +454,14 @@ RELATIONS = kinds("""
     half | / | 2
         {K} has half as many {T} as {J}.
 """)
-UNDONE = kinds("""
-    gain | +
-        {N} {gains} {b} more {T}.
-        {G} gives {N} {b} more {T}.
-        Then {N} {gains} {b} more.
-        = Then {N} has @ {T}.
-        = That makes @ {T}.
-        = Now there are @ {T}.
-    lose | -
-        {N} {loses} {b} of them.
-        {N} gives {b} {T} to {G}.
-        Then {N} {loses} {b} {T}.
-        {b} of the {T} get lost.
-        = Then {N} has @ {T}.
-        = That leaves @ {T}.
-        = Now there are @ {T}.
+UNDONE = (
+    *(GAIN, LOSE),
+    *kinds("""
     twice | * | 2
         Then {N} gets as many {T} as {he} already has.
-    half | / | 2
-        {N} gives half of the {T} to {G}.
-        {N} {loses} half of the {T}.
-        Half of the {T} get lost.
-        = Then {N} has @ {T}.
-        = Half of them is @ {T}.
-""")
+"""),
+    HALF,
+)
 INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 

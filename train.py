@@ -172,16 +172,8 @@ def train(
             model.eval()
             with runtime.autocast(model.device, config.precision):
                 loss_heldout = mean_loss(model, rows, counts, config.batch)
-            metrics = {"loss/train": training.mean(learner.seen), "loss/heldout": loss_heldout, "lr": lr}
             speed = (learner.step - first) * ids[:, 1:].numel() / seconds
-            counted = {"grad_norm": norm or 0.0, "skipped_steps": guard.skipped, "speed/tokens_per_second": speed}
-            log.scalars(learner.step, {**metrics, **counted})
-            left = (steps - learner.step) * learner.seconds / learner.step / 60
-            bar.write(
-                f"step {learner.step}/{steps}  loss {metrics['loss/train']:.3f}  held out {loss_heldout:.3f}"
-                f"  {speed:,.0f} tokens/s  {left:.0f} min left"
-            )
-            learner.seen = []
+            bar.write(training.logged_evaluation(learner, steps, log, loss_heldout, lr, norm, speed))
             if learner.best is None or loss_heldout < learner.best:
                 learner.best = loss_heldout
                 passes = learner.step / steps_of_a_pass(len(tokens), config)

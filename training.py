@@ -174,9 +174,20 @@ def clear(folder: Path, *patterns: str) -> None:
         print(f"{len(old)} files of an earlier run in {folder} deleted; --resume would have gone on with it")
 
 
-def mean(values: Sequence[float]) -> float:
-    """Mean of the values; NaN without any."""
-    return sum(values) / len(values) if values else float("nan")
+def logged_evaluation(
+    learner: Learner, steps: int, log: Log, heldout: float, lr: float, norm: float | None, speed: float
+) -> str:
+    """Logs an evaluation of pre-training or fine-tuning and returns its line; empties `learner.seen`, in place.
+
+    heldout: loss, nats a token. norm: of the last step's gradient, None where it was skipped. speed: tokens a second.
+    """
+    loss = sum(learner.seen) / len(learner.seen) if learner.seen else float("nan")
+    counted = {"grad_norm": norm or 0.0, "skipped_steps": learner.guard.skipped, "speed/tokens_per_second": speed}
+    log.scalars(learner.step, {"loss/train": loss, "loss/heldout": heldout, "lr": lr, **counted})
+    learner.seen = []
+    left = (steps - learner.step) * learner.seconds / learner.step / 60  # minutes
+    progress = f"step {learner.step}/{steps}  loss {loss:.3f}  held out {heldout:.3f}"
+    return f"{progress}  {speed:,.0f} tokens/s  {left:.0f} min left"
 
 
 def settings(config: object) -> dict[str, str]:
