@@ -42,12 +42,7 @@ class Config:
 class MixConfig:
     """What generated problems are like."""
 
-    steps: tuple[float, ...] = (
-        0.4,
-        0.3,
-        0.2,
-        0.1,
-    )  # shares with one to four steps: enough that a small model can solve
+    steps: tuple[float, ...] = (0.1, 0.3, 0.3, 0.3)  # shares with one to four steps
     distractor: float = 0.15  # share with a sentence that has nothing to do with the question
     pronoun: float = 0.4  # share of sentences that say he or she where that is clear
     largest: int = 400  # no number of a problem is above it; GSM8K's are mostly below
