@@ -310,7 +310,7 @@ def loaded(config: Config, shape: ModelConfig | None) -> GPT:
     """The model of --model; an untrained one where a shape is asked for, or the file is missing."""
     device = runtime.device_for(config.device)
     if shape is None and config.model.exists():
-        return checkpoint.load(config.model, device)[0]
+        return checkpoint.load(config.model, device, tokenizer.load().vocabulary)[0]
     runtime.seed_everything(config.seed)
     return GPT(shape or ModelConfig(vocabulary=tokenizer.load().vocabulary)).to(device).eval()
 

@@ -71,10 +71,13 @@ def read(path: Path, maker: str) -> dict[str, Any]:
     return content
 
 
-def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, dict[str, Any]]:
-    """The model stored at `path`, float32 and in eval mode, and its facts.
+def load(
+    path: Path, device: torch.device, vocabulary: int | None = None, dropout: float = 0.0
+) -> tuple[GPT, dict[str, Any]]:
+    """The model stored at `path`, float32 and in eval mode, and its facts; `vocabulary` is the tokenizer's, in tokens.
 
-    Raises: UserError where the file is missing, cut short, not a checkpoint, or its weights do not fit its shape.
+    Raises: UserError where the file is missing, cut short, not a checkpoint, its weights do not fit its shape, or its
+    vocabulary is another.
     """
     by_name = {DPO.name: "python dpo.py", BASE.name: "python train.py"}
     by_folder = {"ppo": "python ppo.py", "reinforce": "python reinforce.py"}
@@ -89,6 +92,11 @@ def load(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[GPT, d
         raise UserError(f"{path} holds a model of another shape, or none: {maker} makes one") from None
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise UserError(f"{path} holds weights that are no numbers: {maker} makes one")
+    if vocabulary is not None and model.config.vocabulary != vocabulary:
+        raise UserError(
+            f"{path} has {model.config.vocabulary} tokens, the tokenizer {vocabulary}: bring back the one that it was "
+            f"trained with, or train the model anew ({maker})"
+        )
     return model.to(device).eval(), facts
 
 

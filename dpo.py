@@ -229,7 +229,7 @@ def main() -> None:
     facts["parent"] = str(config.model)
     with training.session(STATE) as session:
         state = training.read_state(STATE, config) if config.resume else None
-        policy, _ = checkpoint.load(config.model, device)
+        policy, _ = checkpoint.load(config.model, device, coder.vocabulary)
         read = preferences.read_pairs(config.pairs, coder)
         pairs = fitting(read, coder, policy.config.context)
         print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")

@@ -15,7 +15,6 @@ problems, and for differences to the fine-tuned model over pairs of the same ins
 
 import contextlib
 import json
-import shlex
 import shutil
 import sys
 import time
@@ -271,15 +270,11 @@ def found(config: Config) -> list[Path]:
 
 
 def loaded(path: Path, device: torch.device, coder: Tokenizer, shape: ModelConfig | None) -> tuple[GPT, dict[str, Any]]:
-    """A checkpoint's model and facts; its vocabulary must be the tokenizer's, its context that of `shape`.
+    """A checkpoint's model and facts; its context must be that of `shape`.
 
-    Raises: UserError where they are not, or where the checkpoint cannot be loaded.
+    Raises: UserError where it is not, or where the checkpoint cannot be loaded.
     """
-    model, facts = checkpoint.load(path, device)
-    if model.config.vocabulary != coder.vocabulary:
-        raise UserError(
-            f"{path} has {model.config.vocabulary} tokens, {tokenizer.PATH} {coder.vocabulary}: train it with that one"
-        )
+    model, facts = checkpoint.load(path, device, coder.vocabulary)
     if shape is not None and model.config.context != shape.context:
         raise UserError(f"{path} has a context of {model.config.context} tokens, the baseline {shape.context}")
     return model, facts
@@ -310,7 +305,7 @@ def write_results(results: Sequence[Result], on: Material, config: Config, devic
             pictures.save(figure, FOLDER / name)
             shown[FOLDER / f"{name}.svg"] = says
         facts = {
-            "Command": shlex.join(["python", *sys.argv]),
+            "Command": runtime.command_line(sys.argv[1:]),
             "Stories": f"{len(on.words)} held-out instructions, a story each; {len(on.plain)} plain held-out stories",
             "Problems": f"{len(on.problems)}, with {config.answers} sampled answers each",
             "Machine": ", ".join(f"{name} {value}" for name, value in machine.items()),

@@ -229,7 +229,7 @@ def main() -> None:
     facts: dict[str, Any] = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.base)}
     with training.session(STATE) as session:
         state = training.read_state(STATE, config, budget=("passes",)) if config.resume else None
-        model, parent = checkpoint.load(config.base, device, config.dropout)
+        model, parent = checkpoint.load(config.base, device, coder.vocabulary, config.dropout)
         conversations = conversations_of(config, coder, model.config.context)
         optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
         learner = Learner(model, Guard(optimizer, config.max_norm))

@@ -537,7 +537,7 @@ def main() -> None:
     facts["kl_weight"] = config.kl_weight
     with training.session(folder / STATE) as session:
         state = training.read_state(folder / STATE, config, budget=("minutes", "rollouts")) if config.resume else None
-        policy, _ = checkpoint.load(config.model, device)
+        policy, _ = checkpoint.load(config.model, device, coder.vocabulary)
         known, heldout = material(config, policy, coder)
         learner = learner_for(policy, config)
         learner.inputs = training.fingerprint(checkpoint.fingerprint(policy), known, heldout)

@@ -162,7 +162,7 @@ def main() -> None:
     config = runtime.parse(Config, __doc__)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    model, _ = checkpoint.load(config.model, device)
+    model, _ = checkpoint.load(config.model, device, coder.vocabulary)
     if config.limit >= model.config.context:
         raise UserError(f"--limit {config.limit}: less than the model's context of {model.config.context} tokens")
     instructions = fitting_instructions(stories.TRAIN_INSTRUCTIONS, coder, model.config.context - config.limit)

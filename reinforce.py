@@ -376,7 +376,7 @@ def main() -> None:
     facts = {**runtime.machine_facts(device, config.precision, config.seed), "parent": str(config.model)}
     with training.session(STATE) as session:
         state = training.read_state(STATE, config) if config.resume else None
-        model, _ = checkpoint.load(config.model, device)
+        model, _ = checkpoint.load(config.model, device, coder.vocabulary)
         known, heldout = material(config, model, coder)
         learner = learner_for(model, config)
         learner.inputs = training.fingerprint(checkpoint.fingerprint(model), known, heldout)

@@ -14,10 +14,11 @@ import os
 import platform
 import random
 import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, TypeVar
 
@@ -51,6 +52,12 @@ def parse(config: type[ConfigT], description: str | None, args: list[str] | None
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command that runs this script with `arguments`, quoted as the system's shell reads it."""
+    words = ["python", Path(sys.argv[0]).name, *arguments]
+    return subprocess.list2cmdline(words) if platform.system() == "Windows" else shlex.join(words)
 
 
 def in_one_line(box: str) -> str:

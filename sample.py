@@ -321,7 +321,7 @@ def main() -> None:
     config = runtime.parse(Config, __doc__)
     device = runtime.device_for(config.device)
     coder = tokenizer.load()
-    model, _ = checkpoint.load(config.model, device)
+    model, _ = checkpoint.load(config.model, device, coder.vocabulary)
     with runtime.autocast(device, config.precision):
         if config.problem is not None:
             show_problem(model, coder, config, config.problem)

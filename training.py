@@ -9,7 +9,6 @@ that goes on printed. A second one stops at once and leaves the last state as it
 import contextlib
 import dataclasses
 import hashlib
-import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 import checkpoint
+import runtime
 from model import GPT
 from runtime import Log, UserError, run_folder
 
@@ -121,7 +121,7 @@ class Session:
     def __init__(self) -> None:
         self.asked = False
         arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
-        self.command = f"python {Path(sys.argv[0]).name} {shlex.join([*arguments, '--resume'])}"
+        self.command = runtime.command_line([*arguments, "--resume"])
 
     def ask(self, _signal: int, _frame: FrameType | None) -> None:
         """What a signal does: the first asks, the second stops at once."""

@@ -227,3 +227,16 @@ def test_a_save_replaces_what_was_there(tiny: Make, path: Path) -> None:
     assert facts == {"step": 8}
     assert loaded.tokens.weight.equal(tiny(seed=2).tokens.weight)
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("workspace")
+@pytest.mark.parametrize(
+    "script", ["sample", "preferences", "dpo", "ppo", "reinforce", "finetune", "evaluate", "bench"]
+)
+def test_each_script_refuses_a_model_of_another_vocabulary(
+    script: str, command: Callable[..., int], tiny: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.save(checkpoint.FINETUNED, tiny(vocabulary=300), FACTS)
+    checkpoint.save(checkpoint.BASE, tiny(vocabulary=300), FACTS)
+    assert command(script, *(["kite"] if script == "sample" else [])) == 1
+    assert "has 300 tokens, the tokenizer 259" in capsys.readouterr().err

@@ -337,8 +337,10 @@ def test_bad_files_are_one_line(
     Path("other.pt").write_bytes(b"not a model")
     assert command("evaluate", "other.pt", *FAST, "--problems", "0") == 1
     assert "other.pt is cut short or not a checkpoint" in capsys.readouterr().err
-    assert command("evaluate", *FAST) == 1
-    assert "--problems 2: none fits the context of 128 tokens" in capsys.readouterr().err
+    long = {"question": "How many are 2 apples and 3 apples? " * 9, "answer": "2 + 3 = <<2+3=5>>5 apples.\n#### 5"}
+    Path("long.jsonl").write_text(json.dumps(long), encoding="utf-8")
+    assert command("evaluate", *FAST, "--problems-file", "long.jsonl") == 1
+    assert "--problems 1: none fits the context of 128 tokens" in capsys.readouterr().err
     assert command("evaluate", *FAST, "--opening", "x" * 200) == 1
     assert "--opening" in capsys.readouterr().err
     assert command("evaluate", *FAST, "--answers", "0") == 2

@@ -3,6 +3,7 @@
 import html
 import json
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,3 +234,14 @@ def test_a_wrong_flag_is_one_line(
     assert len(output.err.splitlines()) == 1
     assert output.err.startswith("error: ")
     assert said in output.err
+
+
+@pytest.mark.parametrize(
+    ("system", "shown"), [("Linux", "python ppo.py --model 'a b.pt'"), ("Windows", 'python ppo.py --model "a b.pt"')]
+)
+def test_a_command_to_run_again_is_quoted_for_its_shell(
+    system: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["somewhere/ppo.py"])
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert runtime.command_line(["--model", "a b.pt"]) == shown
