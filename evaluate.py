@@ -7,10 +7,11 @@
     python evaluate.py --compare ppo-0.05 dpo   stories of these side by side, and nothing measured
 
 Reads `data/instructions-heldout.jsonl`, `data/stories-heldout.txt`, held-out generated problems, and of PPO runs the
-saved rollouts and `runs/ppo-*/metrics.jsonl`. Writes to `runs/evaluate/` `results.json`, `report.html`, which needs
-nothing beside it, and pictures as PNG and SVG; prints a table. Every model meets the same instructions with the same
-random numbers: a difference is the model's. Intervals are 95 % bootstraps (Efron 1979) over instructions, stories or
-problems, and for differences to the fine-tuned model over pairs of the same instruction or story.
+saved rollouts and `runs/ppo-*/metrics.jsonl`. Prints a table and writes to `runs/evaluate/` (`--folder`)
+`results.json`, `table.md`, `report.html`, which needs nothing beside it, and pictures as PNG and SVG, in place of
+earlier ones. Every model meets the same instructions with the same random numbers: a difference is the model's.
+Intervals are 95 % bootstraps (Efron 1979) over instructions, stories or problems, and for differences to the
+fine-tuned model over pairs of the same instruction or story.
 """
 
 import contextlib
@@ -45,8 +46,6 @@ from runtime import Device, Precision, UserError
 from sample import Completion, fits, generate, likeliest_next, packed, right_answers
 from tokenizer import Tokenizer
 
-FOLDER = Path("runs/evaluate")
-
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -67,6 +66,7 @@ class Config:
     narrowest: int = 30  # characters of a column of stories; narrower ones stand below each other
     opening: str = sample.OPENING  # whose next words are shown
     next_words: int = sample.NEXT_WORDS  # of them
+    folder: Path = Path("runs/evaluate")  # for the report and its pictures
     seed: int = 1
     device: Device = "auto"
     precision: Precision = "auto"
@@ -298,12 +298,17 @@ def write_results(results: Sequence[Result], on: Material, config: Config, devic
         "models": [asdict(one) for one in results],
     }
     text = json.dumps(content, indent=1, default=str)  # paths as text
-    with writing():
-        (FOLDER / "results.json").write_text(text + "\n", encoding="utf-8")
+    with writing(config.folder):
+        (config.folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        table = report.markdown_table(report.rows_of(results))
+        (config.folder / "table.md").write_text(table + "\n", encoding="utf-8")
+        for name in report.PICTURES:  # one that is not drawn this time would show other models
+            for kind in ("png", "svg"):
+                (config.folder / f"{name}.{kind}").unlink(missing_ok=True)
         shown: dict[Path, str] = {}
         for name, (figure, says) in report.drawn(results).items():
-            pictures.save(figure, FOLDER / name)
-            shown[FOLDER / f"{name}.svg"] = says
+            pictures.save(figure, config.folder / name)
+            shown[config.folder / f"{name}.svg"] = says
         facts = {
             "Command": runtime.command_line(sys.argv[1:]),
             "Stories": f"{len(on.words)} held-out instructions, a story each; {len(on.plain)} plain held-out stories",
@@ -311,17 +316,18 @@ def write_results(results: Sequence[Result], on: Material, config: Config, devic
             "Machine": ", ".join(f"{name} {value}" for name, value in machine.items()),
         }
         page = report.page(results, on.words[: config.shown], config.opening, shown, facts)
-        (FOLDER / "report.html").write_text(page, encoding="utf-8")
-    print(f"{FOLDER / 'report.html'}, results.json, {', '.join(path.stem for path in shown)} (.png, .svg)")
+        (config.folder / "report.html").write_text(page, encoding="utf-8")
+    drawn = ", ".join(path.stem for path in shown)
+    print(f"{config.folder / 'report.html'}, results.json, table.md, {drawn} (.png, .svg)")
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
-    """Context whose failure to write is the user's to mend."""
+def writing(folder: Path) -> Iterator[None]:
+    """Context whose failure to write to `folder` is the user's to mend."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{FOLDER} cannot be written ({error.strerror}): free it, then run again") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror}): free it, then run again") from None
 
 
 def print_stories(config: Config, device: torch.device, coder: Tokenizer) -> None:
@@ -370,8 +376,8 @@ def main() -> None:
     paths = found(config)
     for path in paths:  # what cannot be loaded or written is said before the first is measured, which takes minutes
         loaded(path, device, coder, baseline.config)
-    with writing():
-        FOLDER.mkdir(parents=True, exist_ok=True)
+    with writing(config.folder):
+        config.folder.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     for path in paths:
         began = time.monotonic()

@@ -35,6 +35,7 @@ mark { background: #cfe6f5; font-weight: bold }
 mark.again { background: #f6d6b8 }
 """
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+PICTURES = ("comparison", "frontier", "cost", "solving", "health")  # those that `drawn` may draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,13 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def markdown_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Cells as a Markdown table with a column a model: a page is too narrow for a column a measure."""
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in column) for column in zip(*rows, strict=True))
+    head, *rest = (f"| {line} |" for line in lines)
+    return "\n".join((head, "| --- " * len(rows) + "|", *rest))
 
 
 def printable(text: str) -> str:

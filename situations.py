@@ -600,6 +600,8 @@ def chain(draft: Draft, domain: Domain, steps: int) -> str | None:
     now = told(draft, rng.choice(openings), None)
     for _ in range(steps - opens - ends):
         now = now and told(draft, rng.choice(domain.moves), now)
+    if draft.kinds.count("again") > 1:
+        return None  # just as many as in which week?
     return now and told(draft, rng.choice(domain.endings if ends else domain.asks), now)
 
 

@@ -105,6 +105,7 @@ def test_story_log_probs_leave_out_the_prompt_and_forced_tokens(tiny: Callable[.
         assert evaluate.story_log_probs(model, told, batch) == pytest.approx(expected, abs=1e-4)
 
 
+FOLDER = Path("runs/evaluate")
 FAST = ("--limit", "8", "--resamples", "50", "--problems", "2", "--answers", "3", "--device", "cpu")
 
 
@@ -156,7 +157,7 @@ def test_command_compares_what_it_finds(
     checkpoint.save(checkpoint.DPO, tiny(context=700, seed=5, scale=20.0), {"step": 1})
     Path("checkpoints/ppo-0.05/rollout-0006.pt").write_bytes(b"cut short")
     assert command("evaluate", *FAST) == 0
-    content = json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))
+    content = json.loads((FOLDER / "results.json").read_text("utf-8"))
     rows = {one["name"]: one for one in content["models"]}
     assert content["command"] == ["evaluate.py", *FAST]
     assert (content["config"]["seed"], content["machine"]["device"]) == (1, "cpu")
@@ -170,12 +171,15 @@ def test_command_compares_what_it_finds(
     assert list(same["pass_at"]) == ["1", "2", "3"]
     assert 0 <= same["pass_at"]["1"]["mean"] <= same["pass_at"]["3"]["mean"] <= 1
     assert same["facts"]["words_used"] == 0.2
+    assert {path.stem for path in FOLDER.glob("*.png")} == {*report.PICTURES} - {"health"}  # nothing has been logged
     for name in ("comparison", "frontier", "cost", "solving"):
-        assert (evaluate.FOLDER / f"{name}.png").stat().st_size > 1_000
-        assert (evaluate.FOLDER / f"{name}.svg").read_text("utf-8").startswith("<?xml")
-    assert not (evaluate.FOLDER / "health.png").exists()  # nothing has been logged
-    page = (evaluate.FOLDER / "report.html").read_text("utf-8")
+        assert (FOLDER / f"{name}.png").stat().st_size > 1_000
+        assert (FOLDER / f"{name}.svg").read_text("utf-8").startswith("<?xml")
+    page = (FOLDER / "report.html").read_text("utf-8")
     assert page.count("<img ") == 4
+    lines = (FOLDER / "table.md").read_text("utf-8").splitlines()
+    assert lines[:2] == ["| model | finetuned | dpo | ppo-0.05 |", "| --- | --- | --- | --- |"]
+    assert f"| loss | {same['loss']:.3f} | {other['loss']:.3f} | {same['loss']:.3f} |" in lines
     assert f"{other['words_used']['mean']:.1%}"[:-1] in page
     out = capsys.readouterr().out
     assert "2 more, about" in out
@@ -191,7 +195,7 @@ def test_without_problems_and_with_named_checkpoints(
 ) -> None:
     checkpoint.save(Path("mine.pt"), tiny(context=128, seed=3), {"step": 0})
     assert command("evaluate", "mine.pt", *FAST, "--problems", "0") == 0
-    rows = json.loads((evaluate.FOLDER / "results.json").read_text("utf-8"))["models"]
+    rows = json.loads((FOLDER / "results.json").read_text("utf-8"))["models"]
     assert [one["name"] for one in rows] == ["finetuned", "mine.pt"]
     assert rows[0]["accuracy"] is None
     capsys.readouterr()
@@ -309,8 +313,10 @@ def test_one_model_alone_and_broken_runs_are_compared(
     Path("runs").mkdir()
     assert command("evaluate", *FAST, "--problems", "0") == 0
     assert "more, about" not in capsys.readouterr().out
-    assert sorted(path.stem for path in evaluate.FOLDER.glob("*.png")) == ["comparison", "frontier"]
-    page = (evaluate.FOLDER / "report.html").read_text("utf-8")
+    assert sorted(path.stem for path in FOLDER.glob("*.png")) == ["comparison", "frontier"]
+    assert command("evaluate", *FAST, "--problems", "0", "--folder", "elsewhere") == 0
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == sorted(path.name for path in FOLDER.iterdir())
+    page = (FOLDER / "report.html").read_text("utf-8")
     assert "<th>&lt;b&gt;, |, `$x$`</th>" in page
     line = json.dumps({"step": 1, **dict.fromkeys(pictures.HEALTH, 0.5)}) + "\n"
     for name, text in (("a", line + line[:20]), ("b", ""), ("c", "\xff\n}\n")):
@@ -321,7 +327,11 @@ def test_one_model_alone_and_broken_runs_are_compared(
     assert command("evaluate", *FAST, "--problems", "0") == 0
     assert "left out of the picture: " in capsys.readouterr().out
     assert report.logged_runs() == {"ppo-a": {name: [(1, 0.5)] for name in pictures.HEALTH}}
-    assert (evaluate.FOLDER / "health.png").stat().st_size > 1_000
+    assert (FOLDER / "health.png").stat().st_size > 1_000
+    (FOLDER / "solving.svg").write_text("of an earlier comparison", encoding="utf-8")
+    (FOLDER / "mine.png").write_text("of the user", encoding="utf-8")
+    assert command("evaluate", *FAST, "--problems", "0") == 0
+    assert {path.stem for path in FOLDER.glob("*.*g")} == {"comparison", "frontier", "cost", "health", "mine"}
 
 
 @pytest.mark.usefixtures("workspace")
