@@ -37,6 +37,7 @@ def test_the_answer_follows_from_what_the_question_gives() -> None:
         told = set(re.findall(r"\d+", problem.question))
         unspoken = {"2", "3"}  # half, twice, three times
         assert {str(value) for value in draft.given.values()} <= told | unspoken
+        assert problem.question.count("just as many") <= 1  # as many as when, the second time?
 
 
 def test_undone_problems_run_forward_to_what_is_left() -> None:
