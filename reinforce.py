@@ -66,7 +66,7 @@ class Config:
     evaluate_on: int = 400  # held-out problems
     evaluate_answers: int = 8  # to each of them, for pass@1 to pass@8
     samples: int = 8  # answers shown in TensorBoard
-    problem_seed: int = 3  # of generated problems; fine-tuning knows those of seeds 1 and 2, evaluate.py tests on seed 1
+    problem_seed: int = 3  # of generated problems; fine-tuning knows seeds 1 and 2, evaluate.py tests on 1
     seed: int = 1
     device: Device = "auto"
     precision: Precision = "auto"
