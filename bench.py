@@ -257,7 +257,7 @@ ANSWERED = {
     **{"reinforce.token_log_probs": "update: forward", **LEARNING},
 }
 TRAINED = {
-    **{"model.GPT.forward": "update: forward", "train.F.cross_entropy": "update: loss", **LEARNING},
+    **{"train.token_log_probs": "update: forward", **LEARNING},
     **{"train.mean_loss": LEFT_OUT, "training.write_state": LEFT_OUT, "checkpoint.save": LEFT_OUT},
     **{"runtime.Log.scalars": LEFT_OUT},
 }

@@ -13,11 +13,13 @@ Sizes, everywhere in this repository: B rows, T tokens, C channels, H heads, D c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+PIECE = 128  # positions whose logits are made together: 2 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,19 @@ class Cache:
         return self
 
 
+def attention_of_products(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Causal attention of queries, keys and values, each (B, H, T, D), as two matrix products; returns (B, H, T, D).
+
+    What `scaled_dot_product_attention` computes, with scores rounded to the precision of `q`. On CPUs that multiply
+    bfloat16, where only the products matter, its backward pass takes a quarter of the time (docs/speed.md).
+    """
+    rows, heads, tokens, channels = q.shape
+    future = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    q, k, v = (x.reshape(rows * heads, tokens, channels) for x in (q, k, v))
+    scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=channels**-0.5)  # (B H, T, T)
+    return torch.bmm(F.dropout(scores.softmax(-1), dropout), v).view(rows, heads, tokens, channels)
+
+
 class Attention(nn.Module):
     """Causal self-attention with all heads in two matrix products."""
 
@@ -89,7 +104,11 @@ class Attention(nn.Module):
             assert cache.length == 0 or tokens == 1, "a filled cache takes one token at a time"
             k, v = cache.extended(layer, k, v)
             q = q.to(k.dtype)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        if cache is None and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+            y = attention_of_products(q, k, v, dropout)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
         return cast(Tensor, self.out(y.transpose(1, 2).reshape(rows, tokens, channels)))  # (B, T, C)
 
 
@@ -150,6 +169,47 @@ class GPT(nn.Module):
         return cast(Tensor, self.head(self.hidden(ids, cache)))
 
 
+class Picked(torch.autograd.Function):
+    """Log-probability of one token at each of N positions: the head, log softmax and the token's entry in one.
+
+    Logits are made in pieces that stay in the processor's cache, and their softmax is kept in the precision of the
+    products, so that going back takes matrix products only: d log p(t) / d hidden = W[t] - sum over v of p(v) W[v].
+    The log-probabilities themselves are float32: those of a bfloat16 `cross_entropy` are off by up to 1 %, which PPO
+    would take for a change of policy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, learns: bool) -> Tensor:
+        """hidden: (N, C). weight: (V, C) of the head. tokens: (N,). learns: whether to keep what backward reads.
+
+        Returns (N,) nats.
+        """
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        picked = torch.empty(len(tokens), dtype=torch.float32, device=tokens.device)
+        probs = torch.empty(len(tokens) if learns else 0, len(weight), dtype=dtype, device=tokens.device)
+        for start in range(0, len(tokens), PIECE):
+            piece = slice(start, start + PIECE)
+            log_probs = F.linear(hidden[piece], weight).log_softmax(-1, dtype=torch.float32)  # (PIECE, V)
+            picked[piece] = log_probs.gather(1, tokens[piece, None])[:, 0]
+            if learns:
+                probs[piece] = log_probs.exp_()
+        ctx.save_for_backward(hidden, weight, tokens, probs)
+        return picked
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """grad: (N,) of the log-probabilities."""
+        hidden, weight, tokens, probs = ctx.saved_tensors
+        expected = torch.mm(probs, weight)  # (N, C)
+        weighted = grad[:, None] * hidden.float()  # (N, C)
+        grad_weight = -torch.mm(probs.t(), weighted.to(probs.dtype)).float()  # (V, C)
+        grad_weight.index_add_(0, tokens, weighted)
+        return grad[:, None] * (weight[tokens].float() - expected.float()), grad_weight, None, None
+
+
 def token_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probability of each token that counts, given those before it.
 
@@ -160,9 +220,8 @@ def token_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 
     """
     assert mask.shape == (ids.shape[0], ids.shape[1] - 1), (mask.shape, ids.shape)
     assert mask.dtype == torch.bool
-    hidden = model.hidden(ids[:, :-1])[mask]  # (N, C)
-    logits = model.head(hidden) / temperature if temperature != 1.0 else model.head(hidden)  # (N, V)
-    log_probs = -F.cross_entropy(logits, ids[:, 1:][mask], reduction="none").float()  # (N,)
+    hidden = model.hidden(ids[:, :-1])[mask] / temperature  # (N, C)
+    log_probs = Picked.apply(hidden, model.head.weight, ids[:, 1:][mask], torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_probs)
 
 

@@ -23,13 +23,12 @@ from typing import Annotated, Any
 import numpy
 import torch
 import tyro
-from torch.nn import functional as F
 from tqdm import tqdm
 
 import checkpoint
 import runtime
 import training
-from model import GPT, ModelConfig, mean_loss
+from model import GPT, ModelConfig, mean_loss, token_log_probs
 from runtime import Device, Log, Precision, UserError
 from training import Guard, Learner, Session
 
@@ -144,6 +143,7 @@ def train(
     model, guard = learner.model, learner.guard
     rows = [row.tolist() for row in windows(heldout, config.model.context, config.seed, 0)]
     counts = [[True] * len(row) for row in rows]
+    everywhere = torch.ones(config.batch, config.model.context, dtype=torch.bool, device=model.device)
     steps = max(1, round(config.passes * steps_of_a_pass(len(tokens), config)))
     source = batches(tokens, config, learner.step)
     bar = tqdm(total=steps, initial=learner.step, desc="train", unit="step", disable=None)
@@ -154,8 +154,7 @@ def train(
         training.set_rate(guard.optimizer, lr)
         model.train()
         with runtime.autocast(model.device, config.precision):
-            logits = model(ids[:, :-1])  # (B, context, V)
-            loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+            loss = -token_log_probs(model, ids, everywhere).mean()
         guard.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = guard.step(loss)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from model import GPT, Cache, ModelConfig, mean_loss, padded, token_log_probs
+from model import GPT, PIECE, Cache, ModelConfig, attention_of_products, mean_loss, padded, token_log_probs
 
 Make = Callable[..., GPT]
 CPU = torch.device("cpu")
@@ -62,6 +63,46 @@ def test_gradient_reaches_only_what_counts(tiny: Make) -> None:
     assert gradient is not None
     read = gradient.abs().sum(1) > 0
     assert read.tolist() == [True] * 6 + [False] * (64 - 6)  # the last token is predicted, not read from
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_gradients_are_those_of_the_plain_loop(tiny: Make, temperature: float) -> None:
+    model, generator = tiny(scale=10), torch.Generator().manual_seed(4)
+    ids = torch.randint(259, (6, 50), generator=generator)
+    mask = torch.rand(6, 49, generator=generator) < 0.7
+    assert mask.sum() > PIECE  # so that more than one piece is made
+    weights = torch.randn(6, 49, generator=generator)  # of each token's own, as PPO's advantages are
+    found = []
+    for log_probs in (token_log_probs, plain_log_probs):
+        model.zero_grad()
+        (weights * log_probs(model, ids, mask, temperature)).sum().backward()
+        found.append({name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        assert torch.allclose(gradient, found[1][name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max())), name
+        assert gradient.abs().max() > 0, name
+
+
+def test_log_probs_of_bfloat16_products_are_kept_in_float32(tiny: Make) -> None:
+    model, (ids, mask) = tiny(scale=3), random_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = token_log_probs(model, ids, mask)
+        logits = model(ids[:, :-1]).float()
+    expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    assert torch.allclose(found[mask], expected[mask], atol=1e-5)  # bfloat16 log-probabilities would be 0.02 off
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_as_two_products_is_causal_attention(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(6)
+    inputs = [torch.randn(3, 2, 9, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+    weights = torch.randn(3, 2, 9, 8, generator=generator)
+    results = []
+    for y in (attention_of_products(*inputs, 0.0), F.scaled_dot_product_attention(*inputs, is_causal=True)):
+        gradients = torch.autograd.grad((y.float() * weights).sum(), inputs)
+        results.append([y, *gradients])
+    for mine, torchs in zip(*results, strict=True):
+        assert torch.allclose(mine.float(), torchs.float(), atol=1e-5 if dtype == torch.float32 else 0.1)
 
 
 def test_padding_changes_nothing(tiny: Make) -> None:
