@@ -54,8 +54,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for word in self.words:
-            if not word.isascii() or not word.isalpha():
-                raise ValueError(f"word {word!r}: letters a to z only, such as kite")
+            if not stories.WORD.fullmatch(word):
+                raise ValueError(f"word {word!r}: one word of letters, such as kite or can't")
         for flag, value, least in (("limit", self.limit, 1), ("answers", self.answers, 1), ("top-k", self.top_k, 0)):
             if value < least:
                 raise ValueError(f"--{flag} {value}: at least {least}")
@@ -97,7 +97,8 @@ Forcing = Callable[[list[int]], list[int]]
 def sampled_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_k: int) -> Tensor:
     """(B,) tokens drawn from logits (B, V) by inverse CDF at `uniform` (B,) in [0, 1); the likeliest at temperature 0.
 
-    On the CPU this takes a thirtieth of `torch.multinomial`'s time over a vocabulary of 10,000.
+    With `top_k`, tokens that tie with the k-th likeliest are kept too, so more than k may be left, as in transformers.
+    On the CPU this takes a sixth of the time of softmax and `torch.multinomial` over a vocabulary of 4,096.
     """
     if temperature == 0:
         return logits.argmax(-1)

@@ -15,6 +15,7 @@ import json
 import math
 import random
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,11 @@ HELDOUT_INSTRUCTIONS = Path("data/instructions-heldout.jsonl")
 HELDOUT_STORIES = Path("data/stories-heldout.txt")
 TRAIN_STORIES = Path("data/stories-train.jsonl")
 
-WORD = re.compile(r"[a-z]+(?:'[a-z]+)?", re.IGNORECASE)
+# A letter of any alphabet, or an accent written behind it; of apostrophes text has several.
+LETTER = r"(?:[^\W\d_]|[\u0300-\u036f])"
+APOSTROPHE = "['\u2018\u2019\u02bc\uff07]"
+WORD = re.compile(rf"{LETTER}+(?:{APOSTROPHE}{LETTER}+)?")
+INSIDE = re.compile(rf"(?<=[a-z,] ){LETTER}+")  # of a sentence, where a capital marks a name
 FIELD = re.compile(r"^(Words|Features|Summary|Story|Random sentence):", re.MULTILINE)
 
 
@@ -63,17 +68,27 @@ class DrawConfig:
             raise ValueError(f"--draw.most-share {self.most_share}: more than 0, at most 1")
 
 
+def composed(text: str) -> str:
+    """Text with each accent in one character with its letter (NFC), and with the straight apostrophe only."""
+    return re.sub(APOSTROPHE, "'", unicodedata.normalize("NFC", text))
+
+
+def plain(word: str) -> str:
+    """A word as it is compared: composed, in lower case."""
+    return composed(word).lower()
+
+
 def uses(story: str, words: Iterable[str]) -> dict[str, int]:
-    """How often `story` uses each of the distinct `words`: a word of the story begins with it, in either case.
+    """How often `story` uses each of the distinct `words`: a word of the story begins with it, as `plain` writes both.
 
     "help" is used by "helped" and by "HELP!", not by "whelp". What stands after an end of text is not part of the
     story.
     Raises: ValueError without words.
     """
-    wanted = dict.fromkeys(word.lower() for word in words)
+    wanted = dict.fromkeys(map(plain, words))
     if not wanted:
         raise ValueError("an instruction without words has no reward")
-    said = [word.lower() for word in WORD.findall(story.split(END_OF_TEXT, 1)[0])]
+    said = [plain(word) for word in WORD.findall(story.split(END_OF_TEXT, 1)[0])]
     return {stem: sum(word.startswith(stem) for word in said) for stem in wanted}
 
 
@@ -99,11 +114,11 @@ def marked(story: str, words: Iterable[str]) -> list[tuple[str, int]]:
     """The story in pieces, joined again its text: each with 0, or, where it uses a requested word, with how often so
     far, from 1.
     """
-    wanted = dict.fromkeys((word.lower() for word in words), 0)
+    wanted = dict.fromkeys(map(plain, words), 0)
     pieces: list[tuple[str, int]] = []
     done = 0
     for found in WORD.finditer(story.split(END_OF_TEXT, 1)[0]):
-        stem = next((stem for stem in wanted if found[0].lower().startswith(stem)), None)
+        stem = next((stem for stem in wanted if plain(found[0]).startswith(stem)), None)
         if stem is not None:
             wanted[stem] += 1
             pieces += [(story[done : found.start()], 0), (found[0], wanted[stem])]
@@ -166,7 +181,7 @@ def parsed_story(piece: str) -> Story:
         return Story(piece.strip())
     _, *parts = FIELD.split(piece)
     fields = dict(zip(parts[::2], parts[1::2], strict=True))
-    words = dict.fromkeys(word.strip().lower() for word in fields.get("Words", "").split(",") if word.strip())
+    words = dict.fromkeys(plain(word.strip()) for word in fields.get("Words", "").split(",") if word.strip())
     return Story(fields["Story"].strip(), tuple(words))
 
 
@@ -180,14 +195,14 @@ def marking_words(stories: Sequence[str], config: DrawConfig) -> list[list[str]]
 
     Left out are words in too few or too many stories, and names: words mostly written with a capital inside a sentence.
     """
-    counts = [Counter(word.lower() for word in WORD.findall(story)) for story in stories]
+    counts = [Counter(map(plain, WORD.findall(story))) for story in stories]
     document_frequency = Counter(word for count in counts for word in count)
-    inside = Counter(word for story in stories for word in re.findall(r"(?<=[a-z,] )[A-Za-z]+", story))
+    inside = Counter(word for story in stories for word in INSIDE.findall(story))
     lower: Counter[str] = Counter()
     capital: Counter[str] = Counter()
     for word, times in inside.items():
         cased = lower if word.islower() else capital
-        cased[word.lower()] += times
+        cased[plain(word)] += times
     most = max(config.most_share * len(stories), config.least_stories)
     weight = {
         word: math.log(len(stories) / frequency)

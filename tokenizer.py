@@ -1,6 +1,6 @@
 """Text to token ids and back, the special tokens, and the template of a conversation.
 
-Byte-level BPE with 10,000 tokens, digits one by one, stored as a standard `.tiktoken` file
+Byte-level BPE with 4,096 tokens, digits one by one, stored as a standard `.tiktoken` file
 (`data/tokenizer.tiktoken`, made by `prepare.py`) and run by tiktoken. Every text round-trips.
 
 A conversation is `<|user|>PROMPT<|assistant|>ANSWER<|endoftext|>`. The three special tokens are added by id and text
@@ -17,6 +17,7 @@ from pathlib import Path
 import tiktoken
 
 from runtime import UserError
+from stories import composed
 
 PATH = Path("data/tokenizer.tiktoken")
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>")  # they take the last ids of the vocabulary
@@ -58,13 +59,13 @@ class Tokenizer:
 
 
 def story_request(words: Sequence[str]) -> str:
-    """What a user says to ask for a story with these words.
+    """What a user says to ask for a story with these words, the same however their accents and apostrophes are typed.
 
     Raises: ValueError without words.
     """
     if not words:
         raise ValueError("a story is asked for with at least one word")
-    *most, last = words
+    *most, last = map(composed, words)
     listed = f"{', '.join(most)} and {last}" if most else last
     return f"Write a story that uses the word{'s' if most else ''} {listed}."
 

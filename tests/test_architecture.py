@@ -18,8 +18,8 @@ import runtime
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     0: ("model", "runtime"),
-    1: ("tokenizer", "checkpoint", "stories", "problems", "pictures"),
-    2: ("situations", "training", "board", "report"),
+    1: ("checkpoint", "stories", "problems", "pictures"),
+    2: ("tokenizer", "situations", "training", "board", "report"),
     3: ("sample",),
     4: ("prepare", "train", "finetune", "preferences"),
     5: ("dpo", "ppo", "reinforce"),

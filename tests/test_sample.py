@@ -387,7 +387,8 @@ def test_a_problem_by_command(
     [
         (("kite!",), 2, "word 'kite!'"),
         (("🦊",), 2, "word '🦊'"),
-        (("naïve",), 2, "word 'naïve'"),
+        (("kite's-tail",), 2, 'word "kite\'s-tail"'),
+        (("'tis",), 2, 'word "\'tis"'),
         (("two words",), 2, "word 'two words'"),
         (("",), 2, "word ''"),
         (("kite", "--limit", 0), 2, "--limit 0"),

@@ -38,6 +38,17 @@ EVERY_WORD = DrawConfig(least_stories=1, most_share=1.0)
         ("<|endoftext|>kite", ["kite"], 0.0),
         ("a kite<|endoftext|>a river", ["kite", "river"], 0.5),
         ("a kite<|endoftext|>a river<|endoftext|>", ["kite", "river"], 0.5),
+        ("The caf\u00e9s", ["cafe\u0301"], 1.0),
+        ("The CAFE\u0301S", ["caf\u00e9"], 1.0),
+        ("The cafe", ["caf\u00e9"], 0.0),
+        ("The caf\u00e9", ["caf"], 1.0),
+        ("A nai\u0308ve boy", ["na\u00efve", "ive"], 0.5),
+        ("x\u030c", ["x\u030c"], 1.0),  # has no character of its own
+        ("It\u2019s a kite", ["it's"], 1.0),
+        ("It's a kite", ["it\u2019s"], 1.0),
+        ("It\u02bcs a kite", ["IT\uff07S", "s"], 0.5),
+        ("'it' s", ["it's"], 0.0),
+        ("a \u041a\u043e\u0442", ["\u043a\u043e\u0442"], 1.0),
     ],
 )
 def test_words_used_by_hand(story: str, words: list[str], share: float) -> None:
@@ -83,6 +94,12 @@ def test_marked_counts_each_use_and_loses_nothing() -> None:
     assert stories.marked(after, ("kite",)) == [("a ", 0), ("kite", 1), ("<|endoftext|>kite", 0)]
     assert stories.marked("", ("kite",)) == []
     assert stories.marked("a kite", ()) == [("a kite", 0)]
+    assert stories.marked("It\u2019s a cafe\u0301.", ("it's", "caf\u00e9")) == [
+        ("It\u2019s", 1),
+        (" a ", 0),
+        ("cafe\u0301", 1),
+        (".", 0),
+    ]
     assert stories.marked("<b>", ("<b>", "|")) == [("<b>", 0)]  # no word of a story, so never used
 
 
