@@ -74,11 +74,13 @@ def problem_in(line: str) -> Problem:
 CALL = re.compile(r"<<([^<>\n]*)=$")
 SUPPLIED = re.compile(r"(<<[^<>\n=]*=)([^<>\n]*>>)")
 # A number that no further digit follows: `1,0,0` is none.
-NUMBER = re.compile(r"(-?)\$?(-?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?![,.]?[0-9])")
+NUMBER = re.compile(r"([+-]?)\$?([+-]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?![,.]?[0-9])")
 LITERAL = re.compile(r"\$?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(%?)")
+# Signs as word processors and keyboards write them: minus sign, en dash, full-width hyphen and plus.
+SIGNS = str.maketrans("\u2212\u2013\uff0d\uff0b", "---+")
 SPACES = re.compile(r" *([-+*/()]) *")  # a space may stand around an operator, not inside a number
 LONGEST = 100  # characters of an expression; GSM8K's longest have about 60
-DEEPEST = 10  # parentheses and minus signs inside one another
+DEEPEST = 10  # parentheses and signs inside one another
 DECIMALS = 6  # of a result that is not whole
 LONGEST_NUMBER = 40  # characters of a final number
 
@@ -109,7 +111,7 @@ def calculator(expression: str) -> str | None:
     """
     if len(expression) > LONGEST:
         return None
-    text = SPACES.sub(r"\1", expression.strip(" "))
+    text = SPACES.sub(r"\1", expression.translate(SIGNS).strip(" "))
     value, end = total(text, 0, 0)
     if value is None or end != len(text):
         return None
@@ -142,12 +144,12 @@ def product(text: str, start: int, depth: int) -> tuple[Fraction | None, int]:
 
 
 def factor(text: str, start: int, depth: int) -> tuple[Fraction | None, int]:
-    """Value of the number, negated factor or parenthesis that starts at `start`, and where it ends."""
+    """Value of the number, signed factor or parenthesis that starts at `start`, and where it ends."""
     if start >= len(text) or depth > DEEPEST:
         return None, start
-    if text[start] == "-":
+    if text[start] in "+-":
         value, end = factor(text, start + 1, depth + 1)
-        return None if value is None else -value, end
+        return value if value is None or text[start] == "+" else -value, end
     if text[start] == "(":
         value, end = total(text, start + 1, depth + 1)
         return (value, end + 1) if text[end : end + 1] == ")" else (None, end)
@@ -161,7 +163,7 @@ def factor(text: str, start: int, depth: int) -> tuple[Fraction | None, int]:
 def final_number(text: str) -> Fraction | None:
     """The number behind the last `####`; None without a marker or number."""
     _, marker, tail = text.rpartition("####")
-    match = NUMBER.match(tail.lstrip()) if marker else None
+    match = NUMBER.match(tail.translate(SIGNS).lstrip()) if marker else None
     if match is None or len(match[0]) > LONGEST_NUMBER or (match[1] and match[2]):
         return None
     return Fraction(match[1] + match[2] + match[3].replace(",", ""))

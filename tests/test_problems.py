@@ -155,6 +155,12 @@ def test_segments_join_to_the_answer_and_are_what_decoding_forces() -> None:
         ("####", False),
         ("", False),
         ("#### --18", False),
+        ("#### +18", True),
+        ("#### +$18", True),
+        ("#### $+18", True),
+        ("#### +-18", False),
+        ("#### \uff0b18", True),
+        ("#### \u221218", False),
         ("#### 18,0,0", False),
         ("#### 18 #### ", False),
         ("#### " + "9" * 5_000, False),
@@ -170,6 +176,13 @@ def test_grading_thousands_and_negative_gold() -> None:
     assert problems.grade("#### 1000", "#### 1,000")
     assert problems.grade("#### -5", "#### -5")
     assert not problems.grade("#### 5", "#### -5")
+    for minus in "-\u2212\u2013\uff0d":
+        assert problems.grade(f"#### {minus}5", "#### -5")
+        assert problems.grade(f"#### {minus}$5", "#### -5")
+        assert problems.grade("#### -5", f"#### {minus}5")
+        assert not problems.grade(f"#### {minus}5", "#### 5")
+        assert problems.calculator(f"3{minus}5*({minus}2)") == "13"
+    assert problems.calculator("+3++4") == "7"
 
 
 def test_a_gold_answer_without_a_number_is_an_error() -> None:
