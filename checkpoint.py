@@ -1,20 +1,23 @@
 """Where models live: one file a model, saved whole or not at all, loaded without running code from it.
 
-A file is a dict of plain values and tensors: `config` (the model's shape), `weights`, and `facts` (step, parent,
-seed, versions, metrics). It is written to a temporary file beside its place and moved there, so a reader never meets
-half a model.
+A file is a dict of plain values and tensors: `config` (the model's shape), `weights`, `facts` (step, parent, seed,
+versions, metrics), and `sha256`, the fingerprint of all that. It is written to a temporary file beside its place and
+moved there, so a reader never meets half a model; a bit that flips on the disk is found when the file is read.
 """
 
 import dataclasses
 import hashlib
 import pickle
 import struct
+import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import runtime
 from model import GPT, ModelConfig
@@ -43,12 +46,13 @@ def save(path: Path, model: GPT, facts: Mapping[str, Any], dtype: torch.dtype = 
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a dict of plain values and tensors to `path`, whole or not at all.
+    """Writes a dict of plain values and tensors to `path`, with their fingerprint, whole or not at all.
 
     Raises: UserError where it cannot be written.
     """
     try:
-        runtime.write_whole(path, lambda file: torch.save(dict(content), file))
+        signed = {**content, "sha256": fingerprint(content)}
+        runtime.write_whole(path, lambda file: torch.save(signed, file))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         raise UserError(f"{path} cannot be written ({error}): free space or permissions, then run again") from None
 
@@ -56,18 +60,25 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 def read(path: Path, maker: str) -> dict[str, Any]:
     """The dict that `write` stored at `path`; `maker` is the command that makes such a file.
 
-    Raises: UserError where the file is missing or is not one of ours.
+    Raises: UserError where the file is missing, is not one of ours, or no longer what was written.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's words on a strange file are for programmers
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(content, dict):
+                raise UserError(f"{path} is not a checkpoint of this program: {maker} makes one")
+            written = content.pop("sha256", None)
+            changed = written is not None and written != fingerprint(content)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {maker} makes it") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder, not a checkpoint: {maker} makes one") from None
     except DAMAGE:
         raise UserError(f"{path} is cut short or not a checkpoint: {maker} makes one") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a checkpoint of this program: {maker} makes one")
+    if changed:
+        raise UserError(f"{path} is damaged: its content is not what was written; {maker} makes one")
+    if written is None:
+        print(f"{path} has no checksum, as files written before December 2026: not checked", file=sys.stderr)
     return content
 
 
@@ -76,15 +87,17 @@ def load(
 ) -> tuple[GPT, dict[str, Any]]:
     """The model stored at `path`, float32 and in eval mode, and its facts; `vocabulary` is the tokenizer's, in tokens.
 
-    Raises: UserError where the file is missing, cut short, not a checkpoint, its weights do not fit its shape, or its
-    vocabulary is another.
+    Raises: UserError where the file is missing, cut short, damaged, not a checkpoint, its weights do not fit its shape,
+    or its vocabulary is another.
     """
     by_name = {DPO.name: "python dpo.py", BASE.name: "python train.py"}
     by_folder = {"ppo": "python ppo.py", "reinforce": "python reinforce.py"}
     maker = by_folder.get(path.parent.name.partition("-")[0], by_name.get(path.name, "python finetune.py"))
     content = read(path, maker)
     try:
-        model = GPT(ModelConfig(**{**content["config"], "dropout": dropout}))
+        config = ModelConfig(**{**content["config"], "dropout": dropout})
+        refuse_other_shape(config, content["weights"])  # before a model is built: it may claim 10^9 layers
+        model = GPT(config)
         weights = {name: weight.float() for name, weight in content["weights"].items()}
         model.load_state_dict({**weights, "head.weight": weights["tokens.weight"]})
         facts = dict(content["facts"])
@@ -100,9 +113,46 @@ def load(
     return model.to(device).eval(), facts
 
 
-def fingerprint(model: GPT) -> str:
-    """A short text that two models share only where all their weights are equal."""
+def refuse_other_shape(config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where the weights are not those of a model of this shape, or no plain floating point numbers.
+
+    What has passed takes no more memory than the file did: a tensor can claim any size by reading one number again
+    and again, but is not contiguous then.
+    """
+    vocabulary, channels = weights["tokens.weight"].shape
+    context, _ = weights["positions.weight"].shape
+    layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
+    there = {"vocabulary": vocabulary, "channels": channels, "context": context, "layers": layers}
+    for name, size in there.items():
+        if getattr(config, name) != size:
+            raise ValueError(f"{name} {getattr(config, name)}, the weights have {size}")
+    for name, weight in weights.items():
+        if not weight.is_floating_point() or not weight.is_contiguous():
+            raise ValueError(f"{name} holds {weight.dtype}, or is no plain tensor")
+
+
+def fingerprint(content: object) -> str:
+    """SHA-256 of plain values and tensors, in dicts and lists of any depth: equal only where all of them are."""
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode("utf-8") + weight.detach().cpu().contiguous().numpy().tobytes())
+    feed(digest, content)
     return digest.hexdigest()
+
+
+def feed(digest: "hashlib._Hash", part: object) -> None:
+    """Feeds a part of a content into the digest, in place."""
+    if isinstance(part, Tensor):
+        if part.numel() * part.element_size() > part.untyped_storage().nbytes():
+            raise ValueError(f"a tensor of {tuple(part.shape)} in {part.untyped_storage().nbytes()} bytes")
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(part, Mapping):
+        digest.update(f"dict {len(part)}".encode())
+        for key in part:
+            feed(digest, key)
+            feed(digest, part[key])
+    elif isinstance(part, list | tuple):
+        digest.update(f"list {len(part)}".encode())
+        for one in part:
+            feed(digest, one)
+    else:
+        digest.update(repr(part).encode())

@@ -234,7 +234,7 @@ def main() -> None:
         pairs = fitting(read, coder, policy.config.context)
         print(f"{len(pairs):,} pairs, {len(read) - len(pairs):,} dropped as longer than the context")
         learner = learner_for(policy, config)
-        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy), pairs)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy.state_dict()), pairs)
         with training.log_of("dpo", config, facts, state) as log:
             run = run_of(policy, pairs, coder, config, log)
             training.resume(learner, state, STATE)

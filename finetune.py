@@ -233,7 +233,7 @@ def main() -> None:
         conversations = conversations_of(config, coder, model.config.context)
         optimizer = training.adamw(model, config.lr, config.beta2, config.weight_decay)
         learner = Learner(model, Guard(optimizer, config.max_norm))
-        learner.inputs = training.fingerprint(checkpoint.fingerprint(model), conversations)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(model.state_dict()), conversations)
         training.resume(learner, state, STATE)
         with training.log_of("finetune", config, facts, state) as log:
             if state is None:

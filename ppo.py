@@ -540,7 +540,7 @@ def main() -> None:
         policy, _ = checkpoint.load(config.model, device, coder.vocabulary)
         known, heldout = material(config, policy, coder)
         learner = learner_for(policy, config)
-        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy), known, heldout)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(policy.state_dict()), known, heldout)
         training.resume(learner, state, folder / STATE)
         with training.log_of(name, config, facts, state) as log:
             if state is None:

@@ -5,13 +5,14 @@
     python prepare.py --gsm8k               brings GSM8K's word problems to data/gsm8k/, 5 MB, and nothing else
 
 Reads TinyStoriesV2-GPT4 (Eldan and Li 2023, arXiv 2305.07759; CDLA-Sharing-1.0), or a local file. Writes
-`data/tokens-train.npy` and `data/tokens-heldout.npy` (uint16, an end of text before each story),
+`data/tokens-train.npy` and `data/tokens-heldout.npy` (uint16, an end of text before each story; their SHA-256 behind),
 `data/stories-train.jsonl` (a story and its words a line), and `data/instructions-train.jsonl` and `-heldout.jsonl`
 (word lists only). The shipped tokenizer is kept, as the shipped model knows no other; `--new-tokenizer` trains one on
 these stories and generated problems.
 """
 
 import dataclasses
+import hashlib
 import http.client
 import itertools
 import json
@@ -21,6 +22,7 @@ import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy
 import rustbpe
@@ -43,7 +45,7 @@ class Config:
     stories: Path | None = None  # local file of stories to use in place of the download
     megabytes: int = 60  # of TinyStories to download; 60 are about 75,000 stories
     new_tokenizer: bool = False  # train a tokenizer, which no trained model can read
-    vocabulary: int = 10_000  # tokens, the special ones among them: small, as the head is a quarter of the model's work
+    vocabulary: int = 4_096  # tokens, the special ones among them: small, as the head is a sixth of the model's work
     problems: int = 20_000  # generated word problems the tokenizer sees beside the stories
     seed: int = 1
     url: str = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt"
@@ -128,6 +130,22 @@ def token_stream(texts: list[str], coder: Tokenizer, name: str) -> numpy.ndarray
     return numpy.fromiter(itertools.chain.from_iterable(pieces), dtype=numpy.uint16)
 
 
+def write_tokens(path: Path, ids: numpy.ndarray) -> None:
+    """Writes the ids as an array file, whole or not at all, and the 32 bytes of their SHA-256 behind them.
+
+    Raises: UserError where it cannot be written.
+    """
+
+    def write(file: BinaryIO) -> None:
+        numpy.save(file, ids)
+        file.write(hashlib.sha256(ids.tobytes()).digest())
+
+    try:
+        runtime.write_whole(path, write)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): free it, then run again") from None
+
+
 def write_lines(path: Path, rows: Iterable[dict[str, object]]) -> int:
     """Writes a JSON line a row and returns how many."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
@@ -186,7 +204,7 @@ def prepare(config: Config) -> None:
     coder = tokenizer.load()
     for path, held in ((TRAIN_TOKENS, False), (HELDOUT_TOKENS, True)):
         ids = token_stream(texts[held], coder, path.stem)
-        numpy.save(path, ids)
+        write_tokens(path, ids)
         print(f"{path}: {len(texts[held]):,} stories, {len(ids):,} tokens")
     train, heldout = with_instructions(all_stories, config.draw, random.Random(config.seed))
     number = write_lines(stories.TRAIN_STORIES, ({"words": story.words, "story": story.text} for story in train))

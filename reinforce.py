@@ -379,7 +379,7 @@ def main() -> None:
         model, _ = checkpoint.load(config.model, device, coder.vocabulary)
         known, heldout = material(config, model, coder)
         learner = learner_for(model, config)
-        learner.inputs = training.fingerprint(checkpoint.fingerprint(model), known, heldout)
+        learner.inputs = training.fingerprint(checkpoint.fingerprint(model.state_dict()), known, heldout)
         training.resume(learner, state, STATE)
         with training.log_of("reinforce", config, facts, state) as log:
             if state is None:

@@ -12,6 +12,7 @@ import torch
 
 import checkpoint
 import train
+from prepare import write_tokens
 from runtime import UserError
 from train import Config, ModelConfig
 
@@ -30,8 +31,8 @@ def toy_tokens(number: int, seed: int = 0) -> numpy.ndarray:
 
 @pytest.fixture
 def data(workspace: Path) -> Path:
-    numpy.save("data/tokens-train.npy", toy_tokens(1200))
-    numpy.save("data/tokens-heldout.npy", toy_tokens(200, seed=1))
+    write_tokens(Path("data/tokens-train.npy"), toy_tokens(1200))
+    write_tokens(Path("data/tokens-heldout.npy"), toy_tokens(200, seed=1))
     return workspace
 
 
@@ -139,6 +140,13 @@ def test_resume_refuses_what_it_cannot_read(command: Command, capsys: pytest.Cap
         checkpoint.write(train.STATE, content)
         assert command("train", "--resume", *TOY, *CPU) == 1
         assert "not the state of a run" in capsys.readouterr().err
+    assert command("train", 0.2, *TOY, *CPU) == 0
+    whole = bytearray(train.STATE.read_bytes())
+    weights = checkpoint.read(train.STATE, "")["weights"]["positions.weight"].numpy().tobytes()
+    whole[whole.index(weights)] ^= 1
+    train.STATE.write_bytes(whole)
+    assert command("train", 0.4, "--resume", *TOY, *CPU) == 1
+    assert "is damaged: its content is not what was written" in capsys.readouterr().err
     train.STATE.write_bytes(b"cut")
     assert command("train", "--resume", *TOY, *CPU) == 1
     assert "not a checkpoint" in capsys.readouterr().err
@@ -151,6 +159,10 @@ def spoil(kind: str, path: Path) -> None:
         path.write_bytes(b"no tokens")
     elif kind == "empty":
         path.write_bytes(b"")
+    elif kind == "flipped":
+        whole = bytearray(path.read_bytes())
+        whole[len(whole) // 3] ^= 1  # of an id, which stays below the vocabulary
+        path.write_bytes(whole)
     elif kind == "cut":
         path.write_bytes(path.read_bytes()[:-7])
     elif kind == "zip":
@@ -168,7 +180,9 @@ def spoil(kind: str, path: Path) -> None:
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("name", ["train", "heldout"])
-@pytest.mark.parametrize("kind", ["missing", "bytes", "empty", "cut", "zip", "short", "square", "floats", "vocabulary"])
+@pytest.mark.parametrize(
+    "kind", [*("missing", "bytes", "empty", "flipped", "cut", "zip"), *("short", "square", "floats", "vocabulary")]
+)
 def test_spoiled_tokens_are_one_line(
     command: Command, capsys: pytest.CaptureFixture[str], name: str, kind: str
 ) -> None:
@@ -181,6 +195,14 @@ def test_spoiled_tokens_are_one_line(
     assert len(output.splitlines()) == 1
     assert not checkpoint.BASE.exists()
     assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("data")
+def test_tokens_without_a_checksum_are_read_with_a_word(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    numpy.save("data/tokens-train.npy", toy_tokens(1200))
+    assert command("train", 0.2, *TOY, *CPU) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "checksum" in line]
+    assert said == ["data/tokens-train.npy has no checksum, as files written before December 2026: not checked"]
 
 
 def test_too_few_tokens_for_a_batch() -> None:
