@@ -83,9 +83,9 @@ class Config:
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --stories, in --scale
     shares: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0)  # of --limit, in --scale
     sizes: tuple[tuple[int, int, int], ...] = (
-        *((3, 3, 192), (5, 4, 256), (6, 6, 384)),
-        *((8, 8, 512), (9, 10, 640)),
-    )  # layers, heads and channels in --scale: 3 to 51 million parameters
+        *((3, 2, 128), (5, 3, 192), (6, 4, 256)),
+        *((6, 6, 384), (8, 8, 512)),
+    )  # layers, heads and channels in --scale: 1 to 27 million parameters
     rows: int = 1024  # of the matrix products that scoring and training are compared with
     seed: int = 1
     device: Device = "auto"

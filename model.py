@@ -1,8 +1,8 @@
 """The GPT that every script trains or runs, its key-value cache, and the log-probabilities of tokens.
 
 GPT-2's shape with pre-norm blocks, learned positions, GELU, tied embeddings and no biases (Radford et al. 2019). The
-default size has 14.6 million parameters. Differences from GPT-2: no bias anywhere, and the vocabulary is our own
-10,000 tokens.
+default size has 5.8 million parameters. Differences from GPT-2: no bias anywhere, and the vocabulary is our own
+4,096 tokens.
 
 Padding always comes after a row's tokens and attention is causal, so no attention mask is needed: what a pad
 computes, no token reads.
@@ -26,11 +26,11 @@ PIECE = 128  # positions whose logits are made together: 2 MB
 class ModelConfig:
     """Shape of a GPT."""
 
-    vocabulary: int = 10_000  # tokens, the three special ones among them
+    vocabulary: int = 4_096  # tokens, the three special ones among them
     context: int = 256  # tokens a row may have
     layers: int = 6
-    heads: int = 6
-    channels: int = 384  # 64 for each head
+    heads: int = 4
+    channels: int = 256  # 64 for each head
     dropout: float = 0.0  # share of activations dropped while training; helps from the second pass over the data on
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ def token_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 
 
     ids: (B, T) tokens. mask: (B, T-1) bool, true at t where token t+1 counts. Returns (B, T-1) nats, 0 where the mask
     is false.
-    Logits are made for positions that count only: the head is a quarter of a forward pass, and prompts and padding
+    Logits are made for positions that count only: the head is a sixth of a forward pass, and prompts and padding
     need none.
     """
     assert mask.shape == (ids.shape[0], ids.shape[1] - 1), (mask.shape, ids.shape)

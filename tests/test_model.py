@@ -168,12 +168,12 @@ def test_more_tokens_than_the_context_are_refused(tiny: Make) -> None:
         tiny()(torch.zeros(1, 65, dtype=torch.long))
 
 
-def test_the_default_size_has_14_6_million_parameters() -> None:
-    channels, layers = 384, 6
+def test_the_default_size_has_5_8_million_parameters() -> None:
+    channels, layers = 256, 6
     layer = 2 * channels + 3 * channels**2 + channels**2 + 2 * 4 * channels**2
     count = sum(weight.numel() for weight in GPT(ModelConfig()).parameters())
-    assert count == 10_000 * channels + 256 * channels + layers * layer + channels
-    assert round(count / 1e6, 1) == 14.6
+    assert count == 4_096 * channels + 256 * channels + layers * layer + channels
+    assert round(count / 1e6, 1) == 5.8
 
 
 def test_untrained_logits_are_nearly_uniform(tiny: Make) -> None:
