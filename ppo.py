@@ -52,7 +52,8 @@ class Config:
     minutes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="MINUTES")] = 10.0
     # Weight of the KL in the loss; usual: 0.01 to 0.5.
     kl_weight: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="KL")] = 0.05
-    resume: bool = False  # go on with the run at this KL weight that was stopped, or has spent its budget
+    resume: bool = False  # go on with the run of this name that was stopped, or has spent its budget
+    name: str = ""  # of the run and the folder of its models; without one: ppo-KL
     rollouts: int = 0  # most rollouts, whatever the minutes; 0: as many as they hold
     groups: int = 16  # groups of instructions a rollout, each of one prompt length
     group: int = 8  # different instructions a group: 16 x 8 = 128 stories a rollout
@@ -63,7 +64,7 @@ class Config:
     gamma: float = 1.0  # discount: the reward comes once, so a word early in a story is worth the same
     lam: float = 1.0  # of GAE; at 0.95 the start of a 200-token story would get e^-10 of the credit
     value_weight: float = 0.5  # of the critic's squared error in the loss
-    lr: float = 1e-5  # usual: 1e-6 to 3e-5
+    lr: float = 3e-5  # usual: 1e-6 to 3e-5, the higher for the smaller models
     critic_lr: float = 1e-3  # a linear layer that starts at zero learns nothing in ten minutes at the policy's rate
     max_norm: float = 1.0  # of the gradient, clipped there
     evaluate_every: int = 10  # rollouts
@@ -82,6 +83,8 @@ class Config:
             raise ValueError(f"MINUTES {self.minutes}: 0 or more")
         if not (0 <= self.kl_weight < math.inf):
             raise ValueError(f"KL {self.kl_weight}: 0 or more")
+        if self.name != Path(self.name).name or self.name == "..":
+            raise ValueError(f"--name {self.name}: the name of a folder, such as ppo-seed-2")
         if self.rollouts < 0:
             raise ValueError(f"--rollouts {self.rollouts}: 0 or more")
         runtime.require_positive(self, "lr", "critic_lr", "max_norm", "clip")
@@ -526,7 +529,7 @@ def material(config: Config, policy: GPT, coder: Tokenizer) -> tuple[dict[int, l
 
 def main() -> None:
     config = runtime.parse(Config, __doc__)
-    name = f"ppo-{config.kl_weight:g}"
+    name = config.name or f"ppo-{config.kl_weight:g}"
     folder = checkpoint.FOLDER / name
     if config.model.resolve().parent == folder.resolve():
         raise UserError(f"--model {config.model}: a run replaces what is in {folder}; copy the model elsewhere first")

@@ -303,6 +303,16 @@ def test_zero_minutes_evaluate_save_and_stop(command: Callable[..., int], capsys
 
 
 @pytest.mark.usefixtures("workspace")
+def test_a_name_keeps_runs_of_one_weight_apart(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("ppo", "0", "0.05", "--name", "ppo-seed-2", *FAST) == 0
+    assert {path.parent.name for path in Path("checkpoints").glob("*/final.pt")} == {"ppo-seed-2"}
+    assert len(metrics_of("ppo-seed-2")) == 1
+    for wrong in ("../mine", "a/b", ".."):
+        assert command("ppo", "0", "0.05", "--name", wrong, *FAST) == 2
+        assert f"--name {wrong}: the name of a folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("workspace")
 def test_a_run_logs_saves_and_can_be_repeated(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
     for weight in ("0.05", "0.050"):
