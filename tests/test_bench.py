@@ -64,7 +64,7 @@ def test_a_piece_within_a_piece_counts_as_the_others(monkeypatch: pytest.MonkeyP
     before = ppo.score, stories.words_used
     with watch.lap():  # at 0
         with watch.on({"ppo.score": "outer", "stories.words_used": "inner"}):
-            assert ppo.score(wanted, Completion([1], coder.encode("A kite."), [True] * 7, "limit"), coder) == 1  # 1, 2
+            assert ppo.score(wanted, coder.encode("A kite."), coder) == 1  # 1, 2
             assert stories.words_used("A kite.", ("kite",)) == 1  # 3, 4
         stories.words_used("A kite.", ("kite",))  # no longer watched
     assert {name: spent.seconds for name, spent in watch.pieces.items()} == {"outer": 1, "inner": 1, bench.REST: 3}

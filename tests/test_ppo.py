@@ -1,5 +1,6 @@
 """PPO: its formulas against hand calculation, what must not change them, and that a run learns."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -31,13 +32,15 @@ def story(prompt: list[int], ids: list[int], end: int) -> Completion:
 
 
 def scored(learner: ppo.Learner, told: list[Completion], scores: list[float]) -> Rollout:
-    """A rollout of given stories with given scores."""
+    """A rollout of given stories with given scores, each earned by the story's last token."""
     ids, mask = packed(told, torch.device("cpu"))
     with torch.no_grad():
         log_probs, values = ppo.policy_outputs(learner, ids, mask)
         reference = token_log_probs(learner.reference, ids, mask)
     wanted = [Instruction(("kite",), one.prompt) for one in told]
-    return Rollout(wanted, told, ids, mask, torch.tensor(scores), log_probs, reference, values)
+    found = [[0.0] * (len(one.ids) - 1) + [score] for one, score in zip(told, scores, strict=True)]
+    rewards = ppo.token_rewards(found, [one.ended for one in told], mask, 0.0)
+    return Rollout(wanted, told, ids, mask, torch.tensor(scores), rewards, log_probs, reference, values)
 
 
 def test_advantages_by_hand() -> None:
@@ -74,14 +77,47 @@ def test_advantages_equal_the_definition_in_loops() -> None:
     assert not advantages[~mask].any()
 
 
-def test_reward_sits_on_the_last_token_and_only_an_end_of_text_ends(coder: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A kite by the lake. The kite!",
+        "lake",
+        "kitekite lake kite",
+        "no such word",
+        "",
+        "a la ke kit e",
+        "LAKES and kites and moons",
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_token_earns_what_it_adds_to_the_score(coder: Tokenizer, text: str, ended: bool) -> None:
+    wanted = Instruction(("kite", "lake", "moon"), [1])
+    ids = coder.encode(text) + [coder.end] * ended or [5]
+    found = ppo.rises(wanted, ids, coder)
+    each = [ppo.score(wanted, ids[:length], coder) for length in range(len(ids) + 1)]
+    assert found == pytest.approx([behind - before for before, behind in itertools.pairwise(each)])
+    assert sum(found) == pytest.approx(ppo.score(wanted, ids, coder))
+
+
+def test_rewards_stand_where_their_tokens_are_predicted(coder: Tokenizer) -> None:
     end = coder.end
-    told = [story([1], [7, end], end), story([1], [7, 8, 9, end], end), story([1], [7, 8, 9, 10], end)]
-    _, mask = packed(told, torch.device("cpu"))  # (3, 4): token index 2, 4, 4 is position 1, 3, 3
-    rewards = ppo.token_rewards(torch.tensor([0.5, 0.25, 1.0]), mask)
-    assert [(b, t + 1) for b, t in rewards.nonzero().tolist()] == [(0, 2), (1, 4), (2, 4)]
-    assert rewards.sum(1).tolist() == [0.5, 0.25, 1.0]
-    assert [one.ended for one in told] == [True, True, False]
+    told = [story([1, 2], [7, end], end), story([1], [7, 8, 9, 10], end)]
+    _, mask = packed(told, torch.device("cpu"))  # (2, 4): the stories' first tokens are predicted at 1 and 0
+    rewards = ppo.token_rewards([[0.5, 0.25], [0.0, 1.0, 0.0, 0.125]], [True, False], mask, 0.0)
+    assert rewards.tolist() == [[0.0, 0.5, 0.25, 0.0], [0.0, 1.0, 0.0, 0.125]]
+    rewards = ppo.token_rewards([[0.5, 0.25], [0.0, 1.0, 0.0, 0.125]], [True, False], mask, 0.25)
+    assert rewards.tolist() == [[0.0, 0.5, 0.25, 0.0], [0.0, 1.0, 0.0, -0.125]]
+    assert [one.ended for one in told] == [True, False]
+
+
+def test_no_token_is_credited_with_a_word_before_it(coder: Tokenizer) -> None:
+    wanted, text = Instruction(("kite", "lake"), [1]), "a kite. a lake."
+    ids = coder.encode(text)
+    _, mask = packed([story([1], ids, coder.end)], torch.device("cpu"))
+    rewards = ppo.token_rewards([ppo.rises(wanted, ids, coder)], [False], mask, 0.0)
+    advantages, returns = ppo.advantages_and_returns(rewards, torch.zeros(mask.shape), mask, 1.0, 1.0)
+    expected = [1.0] * len("a kite") + [0.5] * len(". a lake") + [0.0]
+    assert returns.tolist() == advantages.tolist() == [expected]
 
 
 def test_the_mask_is_the_story_shifted_by_one(coder: Tokenizer) -> None:
@@ -170,7 +206,7 @@ def test_padding_changes_nothing(tiny: Callable[..., GPT], coder: Tokenizer) -> 
         torch.testing.assert_close(first[alone.mask[0]], second[alone.mask[0]], atol=1e-6, rtol=1e-5)
     outcomes = []
     for batch in (alone, replace(beside, mask=beside.mask & torch.tensor([[True], [False]]))):
-        rewards = ppo.token_rewards(batch.scores[:1], batch.mask[:1])
+        rewards = batch.rewards[:1]
         outcomes.append(ppo.advantages_and_returns(rewards, batch.values[:1], batch.mask[:1], 1.0, 0.95)[0][0, :width])
     torch.testing.assert_close(*outcomes, atol=1e-6, rtol=1e-5)
 
@@ -269,7 +305,7 @@ def test_drawn_instructions_are_different_and_of_one_length() -> None:
 
 def test_reward_rises_on_a_toy(tiny: Callable[..., GPT], coder: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewarded for the share of bytes below 65, a quarter of what it writes at first, it comes to write those."""
-    monkeypatch.setattr(ppo, "score", lambda _wanted, one, _coder: sum(token < 65 for token in one.ids) / len(one.ids))
+    monkeypatch.setattr(ppo, "score", lambda _wanted, ids, _coder: sum(token < 65 for token in ids) / 6)
     config = replace(CONFIG, groups=8, limit=6, minibatch=16, lr=3e-3, kl_weight=0.0)
     learner = ppo.learner_for(tiny(), config)
     wanted = [Instruction(("kite",), coder.prompt("k"))] * 32
