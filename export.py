@@ -69,9 +69,6 @@ SIZES = {
 }
 LARGEST = 2**26  # bytes of a JSON file; a tokenizer of 100,000 tokens has a tenth
 
-# tiktoken's `(?i:...)` spelled out, as the tokenizers library folds some pairs of letters into one; \u017f is a long s.
-ANY_CASE = ("(?i:[sdmt]|ll|ve|re)", "(?:[sSdDmMtT\u017f]|[lL][lL]|[vV][eE]|[rR][eE])")
-
 # The name of a special token is a special token wherever it stands in what transformers encodes. So the template puts
 # a sign that Unicode keeps for a program's own use into such names in a user's text, and `normalizer` takes it out.
 CHAT = r"""
@@ -183,7 +180,7 @@ def tokenizer_json(coder: Tokenizer) -> str:
     )
     built.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(tokenizer.PATTERN.replace(*ANY_CASE)), "isolated"),
+            pre_tokenizers.Split(Regex(tokenizer.PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
