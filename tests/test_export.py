@@ -163,7 +163,7 @@ def test_ids_are_equal_on_ten_thousand_strings(pair: Any, shipped: Tokenizer, te
     )
     assert prompts.input_ids == [shipped.prompt(text) for text in texts]
     # Of plain text alone a sign that Unicode keeps for a program's own use is excepted, docs/export.md says why.
-    plain = [re.sub("\ufdd0(?=[01])", "", text) for text in texts]
+    plain = [re.sub("\ufdd0+(?=[01])", "", text) for text in texts]
     ids = loaded(plain, split_special_tokens=True).input_ids
     assert ids == [shipped.encode(text) for text in plain]
     assert [loaded.decode(row) for row in ids] == plain
@@ -176,11 +176,11 @@ def test_ids_are_equal_on_stories_and_problems(pair: Any, shipped: Tokenizer) ->
     assert pair[2](told + asked).input_ids == [shipped.encode(text) for text in told + asked]
 
 
-def test_every_character_alone_and_between_letters(pair: Any, shipped: Tokenizer) -> None:
-    """What counts as a letter, digit or white space is the same in both engines."""
-    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+def test_both_engines_know_the_same_letters_digits_and_spaces(pair: Any, shipped: Tokenizer) -> None:
+    numbers = [*range(0x3100), *range(0x3100, 0xD800, 23), *range(0xE000, 0x110000, 23)]  # all take half a minute
+    points = [chr(number) for number in numbers]
     for start in range(0, len(points), 4096):
-        text = "".join(f"a{point} '{point}1" for point in points[start : start + 4096] if point != "\ufdd0")
+        text = "".join(f"a{point} '{point}1" for point in points[start : start + 4096])
         assert pair[2].backend_tokenizer.encode(text).ids == shipped.encode(text)
 
 
@@ -384,7 +384,7 @@ def test_a_damaged_folder_is_one_line(
     def said() -> str:
         return refused(command, capsys, "--from", folder, "--to", "checkpoints/x.pt")
 
-    for content in (b"", b"{", b"[1]", whole[:-1], whole[: len(whole) // 2], b"[" * 100_000, b"\xff" * 50, whole[9:]):
+    for content in (b"", b"{", b"[1]", whole[:-2], whole[: len(whole) // 2], b"[" * 100_000, b"\xff" * 50, whole[9:]):
         path.write_bytes(content)
         assert name in said()
     for header in (b"{}", b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'):
@@ -533,7 +533,11 @@ def test_the_card_says_where_the_model_comes_from(folder: Path) -> None:
 
 
 def test_the_snippets_write_a_story(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], transformers: Any
+    folder: Path,
+    coder: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    transformers: Any,
 ) -> None:
     """The README's and the card's run as they stand."""
     transformers.set_seed(1)
@@ -542,5 +546,7 @@ def test_the_snippets_write_a_story(
         monkeypatch.chdir(folder.parent.parent / where)
         [code] = [found for found in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "transformers" in found]
         capsys.readouterr()
-        exec(compile(code, "snippet", "exec"), {})
-        assert len(capsys.readouterr().out) > 10
+        names: dict[str, Any] = {}
+        exec(compile(code, "snippet", "exec"), names)
+        assert len(capsys.readouterr().out.strip()) > 2
+        assert names["prompt"]["input_ids"].tolist() == [coder.prompt(names["request"][0]["content"])]
