@@ -233,8 +233,9 @@ def rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def commands(source: Path, facts: Mapping[str, Any]) -> list[str]:
     """The commands that made a checkpoint and, as far as its facts say, its parents, oldest first."""
     known = [f"{checkpoint.maker_of(source)}  # {source.as_posix()}"]
-    if parent := facts.get("parent"):
-        known = [*commands(Path(parent), facts.get("base") or {}), *known]
+    parent, base = facts.get("parent"), facts.get("base")
+    if isinstance(parent, str):
+        known = [*commands(Path(parent), base if isinstance(base, Mapping) else {}), *known]
     return known
 
 
@@ -329,12 +330,12 @@ def write_folder(files: Mapping[str, bytes], folder: Path, force: bool) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        if place.exists():
-            place.rename(earlier)
         try:
+            if place.exists():
+                place.rename(earlier)
             temporary.rename(place)
         except BaseException:
-            if earlier.exists():
+            if earlier.exists() and not place.exists():
                 earlier.rename(place)
             raise
         if ours:
