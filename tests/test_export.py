@@ -532,6 +532,11 @@ def test_the_card_says_where_the_model_comes_from(folder: Path) -> None:
     )
 
 
+def test_the_parents_of_a_foreign_checkpoint_may_be_anything() -> None:
+    assert export.commands(Path("x.pt"), {"parent": 5, "base": "y"}) == ["python finetune.py  # x.pt"]
+    assert export.commands(Path("x.pt"), {"parent": "dpo.pt", "base": "y"})[0] == "python dpo.py  # dpo.pt"
+
+
 def test_the_snippets_write_a_story(
     folder: Path,
     coder: Tokenizer,
