@@ -82,6 +82,13 @@ def read(path: Path, maker: str) -> dict[str, Any]:
     return content
 
 
+def maker_of(path: Path) -> str:
+    """The command that makes a checkpoint of this name."""
+    by_name = {DPO.name: "python dpo.py", BASE.name: "python train.py"}
+    by_folder = {"ppo": "python ppo.py", "reinforce": "python reinforce.py"}
+    return by_folder.get(path.parent.name.partition("-")[0], by_name.get(path.name, "python finetune.py"))
+
+
 def load(
     path: Path, device: torch.device, vocabulary: int | None = None, dropout: float = 0.0
 ) -> tuple[GPT, dict[str, Any]]:
@@ -90,9 +97,7 @@ def load(
     Raises: UserError where the file is missing, cut short, damaged, not a checkpoint, its weights do not fit its shape,
     or its vocabulary is another.
     """
-    by_name = {DPO.name: "python dpo.py", BASE.name: "python train.py"}
-    by_folder = {"ppo": "python ppo.py", "reinforce": "python reinforce.py"}
-    maker = by_folder.get(path.parent.name.partition("-")[0], by_name.get(path.name, "python finetune.py"))
+    maker = maker_of(path)
     content = read(path, maker)
     try:
         config = ModelConfig(**{**content["config"], "dropout": dropout})

@@ -30,6 +30,7 @@ class Tokenizer:
     """The tokenizer whose merges are `ranks`: token bytes -> id, without the special tokens."""
 
     def __init__(self, ranks: dict[bytes, int]) -> None:
+        self.ranks = ranks
         self.end, self.user, self.assistant = range(len(ranks), len(ranks) + len(SPECIAL))
         special = dict(zip(SPECIAL, (self.end, self.user, self.assistant), strict=True))
         self.encoding = tiktoken.Encoding("fable", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)

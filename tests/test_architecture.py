@@ -21,7 +21,7 @@ LAYERS = {
     1: ("checkpoint", "stories", "problems", "pictures"),
     2: ("tokenizer", "situations", "training", "board", "report"),
     3: ("sample",),
-    4: ("prepare", "train", "finetune", "preferences"),
+    4: ("prepare", "train", "finetune", "preferences", "export"),
     5: ("dpo", "ppo", "reinforce"),
     6: ("evaluate",),
     7: ("bench",),
@@ -134,7 +134,7 @@ def flags(config: type, prefix: str = "") -> set[str]:
     names = {"--help"}
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        flag = prefix + field.name.replace("_", "-")
+        flag = prefix + field.name.rstrip("_").replace("_", "-")  # `from_` is --from, a word that Python keeps
         names |= {f"--{flag}", f"--no-{flag}"} if hints[field.name] is bool else {f"--{flag}"}
         if dataclasses.is_dataclass(hints[field.name]):
             names |= flags(typing.cast(type, hints[field.name]), f"{flag}.")
