@@ -12,8 +12,9 @@ Schulman et al. 2017 (arXiv 1707.06347), as InstructGPT uses it (Ouyang et al. 2
 there:
 1. the reward is code that counts words, in place of a reward model;
 2. the penalty for leaving the reference is a term of the loss (k3), in place of a part of each token's reward;
-3. the critic is one linear layer on the policy's own channels, and its gradient stops there;
-4. no pre-training loss is mixed in.
+3. each token earns what it adds to the score, in place of the whole score at the end; a story cut at the limit pays;
+4. the critic is one linear layer on the policy's own channels, and its gradient stops there;
+5. no pre-training loss is mixed in.
 """
 
 import copy
