@@ -31,7 +31,7 @@ clean:
 #
 # Minutes are those of two Zen 4 cores, the machine to itself.
 R = runs/results
-RATES = 1e-5 3e-5 1e-4
+RATES = 1e-5 1e-4
 DPO_RATES = 1e-5 5e-5 1e-4
 RESUME = $$(test -f $(1) && echo --resume)
 
@@ -66,26 +66,33 @@ $(R)/finetuned: $(R)/start
 endif
 
 # Rollouts, not minutes, end a run of PPO here, so that machines of any speed make the same models.
-PPO = $(RUN) ppo.py 6000 $(1) --rollouts $(2) --name $(3) $(4) $(call RESUME,checkpoints/$(3)/state.pt)
+PPO = $(RUN) ppo.py 6000 $(1) --rollouts $(2) $(if $(filter ppo-$(1),$(3)),,--name $(3)) $(4) \
+	$(call RESUME,checkpoints/$(3)/state.pt)
 
-$(R)/ppo-rate-%: $(R)/finetuned
-	# 9 minutes
-	$(call PPO,0.05,24,ppo-rate-$*,--lr $*)
+# Seed 1 at the settings of `make ppo`, and on from there where that has run; its rollout 20 stands beside the other rates.
+$(R)/ppo-0.05: $(R)/finetuned
+	# 16 minutes
+	$(call PPO,0.05,48,ppo-0.05)
 	touch $@
 
-$(R)/ppo-rates/table.md: $(RATES:%=$(R)/ppo-rate-%)
-	# 4 minutes
-	$(RUN) evaluate.py $(RATES:%=ppo-rate-%) --problems 0 --folder $(@D)
-
 $(R)/ppo-seed-%: $(R)/finetuned
-	# 18 minutes
-	$(call PPO,0.05,48,ppo-seed-$*,--seed $* --evaluate-every 8)
+	# 16 minutes
+	$(call PPO,0.05,48,ppo-seed-$*,--seed $*)
 	touch $@
 
 $(R)/ppo-0.5: $(R)/finetuned
-	# 18 minutes
-	$(call PPO,0.5,48,ppo-0.5,)
+	# 16 minutes
+	$(call PPO,0.5,48,ppo-0.5)
 	touch $@
+
+$(R)/ppo-rate-%: $(R)/finetuned
+	# 7 minutes
+	$(call PPO,0.05,20,ppo-rate-$*,--lr $*)
+	touch $@
+
+$(R)/ppo-rates/table.md: $(R)/ppo-0.05 $(RATES:%=$(R)/ppo-rate-%)
+	# 3 minutes
+	$(RUN) evaluate.py checkpoints/ppo-0.05/rollout-0020.pt $(RATES:%=ppo-rate-%) --problems 0 --folder $(@D)
 
 $(R)/pairs: $(R)/finetuned
 	# 10 minutes
@@ -115,8 +122,8 @@ $(R)/reinforce $(R)/reinforce-spread $(R)/reinforce-shuffled: $(R)/finetuned
 	mv checkpoints/reinforce checkpoints/$(@F)-done
 	touch $@
 
-# A copy of the repository with a diff of docs/ablations.md applied; 16 rollouts, compared with the default's first 16.
-ABLATIONS = critic-gradient kl-in-reward lambda-0.95 top-k-50
+# A copy of the repository with a diff of docs/ablations.md applied; 20 rollouts, compared with the default's first 20.
+ABLATIONS = critic-gradient kl-in-reward score-at-the-end lambda-0.95 top-k-50
 runs/patched/%/diff: docs/ablations.md
 	rm -rf $(@D)
 	mkdir -p $(@D)
@@ -128,19 +135,19 @@ runs/patched/%/diff: docs/ablations.md
 $(R)/ablation-%: runs/patched/%/diff $(R)/finetuned
 	# 6 minutes
 	cp checkpoints/finetuned.pt $(<D)/checkpoints/
-	cd $(<D) && ../../../$(call PPO,0.05,16,ppo-$*,--evaluate-every 16)
+	cd $(<D) && ../../../$(call PPO,0.05,20,ppo-$*)
 	rm -rf checkpoints/ppo-$*
 	cp -r $(<D)/checkpoints/ppo-$* checkpoints/
 	touch $@
 
-$(R)/ablations/table.md: $(ABLATIONS:%=$(R)/ablation-%) $(R)/ppo-seed-1
+$(R)/ablations/table.md: $(ABLATIONS:%=$(R)/ablation-%) $(R)/ppo-0.05
 	# 4 minutes
-	$(RUN) evaluate.py checkpoints/ppo-seed-1/rollout-0016.pt $(ABLATIONS:%=ppo-%) --problems 0 --folder $(@D)
+	$(RUN) evaluate.py checkpoints/ppo-0.05/rollout-0020.pt $(ABLATIONS:%=ppo-%) --problems 0 --folder $(@D)
 
 # The whole suite of every model: what each method did to everything else.
-$(R)/comparison/table.md: $(R)/ppo-seed-1 $(R)/ppo-seed-2 $(R)/ppo-seed-3 $(R)/ppo-0.5 $(DPO_RATES:%=$(R)/dpo-rate-%) $(R)/reinforce
+$(R)/comparison/table.md: $(R)/ppo-0.05 $(R)/ppo-seed-2 $(R)/ppo-seed-3 $(R)/ppo-0.5 $(DPO_RATES:%=$(R)/dpo-rate-%) $(R)/reinforce
 	# 10 minutes
-	$(RUN) evaluate.py ppo-seed-1 ppo-seed-2 ppo-seed-3 ppo-0.5 $(DPO_RATES:%=checkpoints/dpo-rate-%.pt) \
+	$(RUN) evaluate.py ppo-0.05 ppo-seed-2 ppo-seed-3 ppo-0.5 $(DPO_RATES:%=checkpoints/dpo-rate-%.pt) \
 		reinforce-done --folder $(@D)
 
 $(R)/reinforce-controls/table.md: $(R)/reinforce $(R)/reinforce-spread $(R)/reinforce-shuffled

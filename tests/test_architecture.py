@@ -186,3 +186,26 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert len(named) > 10
     for file, function in named:
         assert f"def {function}(" in (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"), (file, function)
+
+
+def ablations() -> dict[str, str]:
+    """The diffs of docs/ablations.md by name."""
+    text = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^```diff ([a-z0-9.-]+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("name", sorted(ablations()))
+def test_each_ablation_applies_and_changes_the_algorithm(name: str, tmp_path: Path) -> None:
+    (tmp_path / "ppo.py").write_bytes((ROOT / "ppo.py").read_bytes())
+    done = subprocess.run(
+        ["git", "apply", "-"], cwd=tmp_path, input=ablations()[name], text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    patched = (tmp_path / "ppo.py").read_text(encoding="utf-8")
+    assert ast.dump(ast.parse(patched)) != ast.dump(TREES["ppo"])
+
+
+def test_the_makefile_runs_the_ablations_there_are() -> None:
+    listed = re.search(r"^ABLATIONS = (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed is not None
+    assert sorted(listed[1].split()) == sorted(ablations())
