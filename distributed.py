@@ -1,0 +1,164 @@
+"""Many processes that do the work of one: ranks, set-up and tear-down, sums and gathering.
+
+PyTorch's own launcher, torchrun, starts them; without it there is one, and nothing here does anything. All run the
+same program on the same data with the same draws, and two functions split their rows between them: `sample.generate`,
+which writes, and `model.token_log_probs`, which scores. Each process computes its share and is given the others', so
+that what follows (advantages, losses, metrics) sees whole batches: no formula knows of processes, no mean is a share's.
+
+The gradient flows through a process's own rows only, and the sum over processes is that of the whole batch. A sum in
+one flat buffer, as DistributedDataParallel averages the gradients of shares, which is right only where each share has
+as many tokens as every other.
+"""
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+ItemT = TypeVar("ItemT")
+
+
+class Lost(Exception):
+    """Another process of the run is gone, so that this one waits for it in vain."""
+
+
+def size() -> int:
+    """Processes of this run."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this process, from 0 on."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def leads() -> bool:
+    """Whether this process is the one that prints, logs and saves."""
+    return rank() == 0
+
+
+@contextlib.contextmanager
+def group() -> Iterator[Callable[[], bool]]:
+    """Context in which the processes that torchrun started are one group; gives `first`.
+
+    first: whether this process is the first of all to ask. A fault is said by the first that meets it, as the leading
+    process may not meet it, or may be the one that is gone.
+    """
+    if not dist.is_torchelastic_launched():
+        yield lambda: True
+        return
+    store, number, count = next(rendezvous("env://"))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=count)
+
+    def first() -> bool:
+        try:
+            return bool(store.add("asked", 1) == 1)
+        except RuntimeError:  # the launcher, which keeps the store, is gone
+            return number == 0
+
+    yield first
+    highest(0)  # the launcher takes a process that is gone for a failure as long as another still works
+    dist.destroy_process_group()  # not after a fault: NCCL might wait for a process that is gone
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Context in which all processes but the leading one print nothing."""
+    if leads():
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[None]:
+    """Context of what needs the others. Raises: Lost where one of them is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Lost from error
+
+
+def share(rows: int) -> slice:
+    """This process's part of so many rows: in the order of the processes, of sizes that differ by one at most."""
+    return slice(rows * rank() // size(), rows * (rank() + 1) // size())
+
+
+def whole(mine: Tensor, rows: int) -> Tensor:
+    """(rows, ...) what all processes computed, given this one's share; the gradient is that of its own rows alone."""
+    if size() == 1:
+        return mine
+    own = share(rows)
+    assert len(mine) == own.stop - own.start, (mine.shape, own, rows)
+    told = torch.zeros(rows, *mine.shape[1:], dtype=mine.dtype, device=mine.device)
+    told[own] = mine.detach()
+    with connected():
+        dist.all_reduce(told)
+    return torch.cat([told[: own.start], mine, told[own.stop :]])
+
+
+def gathered(mine: Sequence[ItemT]) -> list[ItemT]:
+    """What all processes have, in their order; any objects."""
+    if size() == 1:
+        return list(mine)
+    parts: list[Sequence[ItemT]] = [mine] * size()
+    with connected():
+        dist.all_gather_object(parts, mine)
+    return [item for part in parts for item in part]
+
+
+def highest(number: float) -> float:
+    """The highest of the processes' numbers, for what all must decide alike; none goes on before all have asked."""
+    if size() == 1:
+        return number
+    told = torch.tensor(number, dtype=torch.float64)
+    with connected():
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+    return told.item()
+
+
+def add_gradients(weights: Iterable[Tensor]) -> None:
+    """Replaces each weight's gradient by its sum over the processes, in place."""
+    grads = [weight.grad for weight in weights if weight.grad is not None]
+    if size() == 1 or not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    with connected():
+        dist.all_reduce(flat)
+    for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(total.view_as(grad))
+
+
+def neighbours() -> list[int]:
+    """Process ids of the others on this machine."""
+    told = gathered([(platform.node(), os.getpid())])
+    return [pid for node, pid in told if node == platform.node() and pid != os.getpid()]
+
+
+def alive(pids: Iterable[int]) -> bool:
+    """Whether all of these processes are there."""
+    try:
+        for pid in pids:
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def launcher() -> list[str]:
+    """The words that start a script as this run was started."""
+    if size() == 1:
+        return ["python"]
+    machines = size() // int(os.environ["LOCAL_WORLD_SIZE"])
+    several = ["--nnodes", str(machines), "--rdzv-endpoint", "HOST:29500"] if machines > 1 else []
+    return ["torchrun", *several, "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"]]
