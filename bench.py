@@ -589,7 +589,9 @@ def notes(config: Config, device: torch.device, precision: str) -> list[str]:
     if not runtime.multiplies_bfloat16(device):
         found.append(f"no hardware for bfloat16: the parts run in {precision}; bfloat16's rate below is emulated")
     if distributed.size() > 1:
-        found.append(f"{distributed.size()} processes share each step: seconds are the step's, floors those of one process")
+        found.append(
+            f"{distributed.size()} processes share each step: seconds are the step's, floors those of one process"
+        )
     if sys.platform == "win32" and device.type != "cuda":
         found.append("left out on Windows: peak memory")
     return found

@@ -11,11 +11,12 @@ as many tokens as every other.
 """
 
 import contextlib
+import functools
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,27 +45,22 @@ def leads() -> bool:
     return rank() == 0
 
 
+@functools.cache
+def store() -> Any:
+    """What the launcher keeps for all processes."""
+    return next(rendezvous("env://"))[0]
+
+
 @contextlib.contextmanager
-def group() -> Iterator[Callable[[], bool]]:
-    """Context in which the processes that torchrun started are one group; gives `first`.
-
-    first: whether this process is the first of all to ask. A fault is said by the first that meets it, as the leading
-    process may not meet it, or may be the one that is gone.
-    """
+def group() -> Iterator[None]:
+    """Context in which the processes that torchrun started are one group."""
     if not dist.is_torchelastic_launched():
-        yield lambda: True
+        yield
         return
-    store, number, count = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=count)
-
-    def first() -> bool:
-        try:
-            return bool(store.add("asked", 1) == 1)
-        except RuntimeError:  # the launcher, which keeps the store, is gone
-            return number == 0
-
-    yield first
+    number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=store(), rank=number, world_size=count)
+    yield
     highest(0)  # the launcher takes a process that is gone for a failure as long as another still works
     dist.destroy_process_group()  # not after a fault: NCCL might wait for a process that is gone
 
@@ -75,9 +71,24 @@ def silence() -> Iterator[None]:
     if leads():
         yield
         return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            yield
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+def say(fault: str) -> None:
+    """Prints a fault on the error stream, if this process is the first of all to say one.
+
+    Not the leading process, as that may not meet it, may be slower and ended by then, or may be the one that is gone.
+    """
+    try:
+        first = size() == 1 or store().add("faults", 1) == 1
+    except RuntimeError:  # the launcher is gone
+        first = leads()
+    if first:
+        print(fault, file=sys.stderr if leads() else sys.__stderr__, flush=True)
 
 
 @contextlib.contextmanager
@@ -135,7 +146,7 @@ def add_gradients(weights: Iterable[Tensor]) -> None:
     flat = torch.cat([grad.flatten() for grad in grads])
     with connected():
         dist.all_reduce(flat)
-    for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+    for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))
 
 

@@ -54,10 +54,10 @@ def parse(config: type[ConfigT], description: str | None, args: list[str] | None
         return parsed
     except SystemExit as stop:
         if stop.code:
-            print(f"error: {in_one_line(said.getvalue())}", file=sys.stderr)
+            distributed.say(f"error: {in_one_line(said.getvalue())}")
         raise
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        distributed.say(f"error: {error}")
         raise SystemExit(2) from None
 
 
@@ -80,20 +80,18 @@ def run(main: Callable[[], None]) -> None:
     Of several processes, the first that meets a fault says it.
     """
     keep_memory()
-    with distributed.group() as first:
+    with distributed.group(), distributed.silence():
         try:
-            with distributed.silence():
-                main()
-            return
+            main()
         except UserError as error:
-            says, status = f"error: {error}", 1
+            distributed.say(f"error: {error}")
+            raise SystemExit(1) from None
         except distributed.Lost:
-            says, status = f"error: {LOST}", 1
+            distributed.say(f"error: {LOST}")
+            raise SystemExit(1) from None
         except KeyboardInterrupt as stop:
-            says, status = stop.args[0] if stop.args else "stopped", 130
-        if first():
-            print(says, file=sys.stderr)
-        raise SystemExit(status)
+            distributed.say(stop.args[0] if stop.args else "stopped")
+            raise SystemExit(130) from None
 
 
 def keep_memory() -> None:
@@ -159,7 +157,9 @@ def device_for(name: Device) -> torch.device:
         return torch.device(kind)
     number, gpus = dist.get_node_local_rank(), torch.cuda.device_count()
     if number >= gpus:
-        raise UserError(f"--device {name}: fewer GPUs than processes: torchrun --nproc-per-node {gpus}, or --device cpu")
+        raise UserError(
+            f"--device {name}: fewer GPUs than processes: torchrun --nproc-per-node {gpus}, or --device cpu"
+        )
     torch.cuda.set_device(number)
     return torch.device(kind, number)
 

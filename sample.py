@@ -142,8 +142,8 @@ def generate(
     stops = [min(length + most, context) for length, most in zip(lengths, limits, strict=True)]  # length of a full row
     uniform = torch.rand(len(prompts), max(stops), generator=generator)  # (B, width)
     own = distributed.share(len(prompts))
-    drawn = {"temperature": temperature, "top_k": top_k, "forcing": forcing, "forcing_after": forcing_after}
-    return distributed.gathered(written(model, prompts[own], limits[own], uniform[own], end=end, **drawn))
+    mine = prompts[own], limits[own], uniform[own]
+    return distributed.gathered(written(model, *mine, end, temperature, top_k, forcing, forcing_after))
 
 
 @torch.no_grad()
@@ -152,7 +152,6 @@ def written(
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
     uniform: Tensor,
-    *,
     end: int,
     temperature: float,
     top_k: int,
