@@ -6,19 +6,25 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+import checkpoint
 import distributed
 import finetune
+import ppo
 import runtime
 import sample
+import training
 from model import GPT, ModelConfig, token_log_probs
 from sample import Completion
 from training import Guard
@@ -125,6 +131,15 @@ def averaged(folder: Path) -> None:
         call("finetune", *RUNS["finetune"], *CPU)
 
 
+def budget(folder: Path) -> None:
+    """Runs PPO for a minute, which is over at once for the last process alone; all must end after one rollout."""
+    os.chdir(folder)
+    speed = 1e6 if distributed.rank() == distributed.size() - 1 else 1.0
+    with rewarded([]), patch.object(ppo, "time", SimpleNamespace(monotonic=lambda: speed * time.monotonic())):
+        call("ppo", "1", *RUNS["ppo"][1:2], *RUNS["ppo"][4:], *CPU)
+    assert checkpoint.read(Path("checkpoints/ppo-0.05/state.pt"), "-")["step"] == 1
+
+
 def check_sums() -> None:
     """Asserts what the functions of `distributed.py` give, for more rows than processes and for fewer."""
     count, rank = distributed.size(), distributed.rank()
@@ -146,6 +161,24 @@ def check_sums() -> None:
     assert distributed.highest(rank / 8) == (count - 1) / 8
     assert len(distributed.neighbours()) == count - 1
     assert distributed.alive(distributed.neighbours())
+    for inputs in ("the same", f"of process {rank}"):
+        try:
+            training.resume(Starting(inputs), None, Path("state.pt"))
+        except runtime.UserError as error:
+            assert "not all machines have the same models" in str(error)
+            assert inputs != "the same"
+        else:
+            assert inputs == "the same"
+
+
+@dataclass
+class Starting:
+    """A learner at its start."""
+
+    inputs: str
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise AssertionError(state)
 
 
 def check_nan() -> None:
@@ -181,7 +214,8 @@ def main() -> None:
     straight(folder / "straight")
     if distributed.size() == 2:
         halves(folder / "halves", second=False)
-        averaged(folder / "averaged")
+        averaged(folder / "apart")
+        budget(folder / "apart")
         call("ppo", "--bogus", "3")
     else:
         halves(folder / "halves", second=True)
