@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -137,7 +138,8 @@ def budget(folder: Path) -> None:
     speed = 1e6 if distributed.rank() == distributed.size() - 1 else 1.0
     with rewarded([]), patch.object(ppo, "time", SimpleNamespace(monotonic=lambda: speed * time.monotonic())):
         call("ppo", "1", *RUNS["ppo"][1:2], *RUNS["ppo"][4:], *CPU)
-    assert checkpoint.read(Path("checkpoints/ppo-0.05/state.pt"), "-")["step"] == 1
+    if distributed.leads():
+        assert checkpoint.read(Path("checkpoints/ppo-0.05/state.pt"), "-")["step"] == 1
 
 
 def check_sums() -> None:
@@ -161,14 +163,9 @@ def check_sums() -> None:
     assert distributed.highest(rank / 8) == (count - 1) / 8
     assert len(distributed.neighbours()) == count - 1
     assert distributed.alive(distributed.neighbours())
-    for inputs in ("the same", f"of process {rank}"):
-        try:
-            training.resume(Starting(inputs), None, Path("state.pt"))
-        except runtime.UserError as error:
-            assert "not all machines have the same models" in str(error)
-            assert inputs != "the same"
-        else:
-            assert inputs == "the same"
+    training.resume(Starting("the same"), None, Path("state.pt"))
+    with pytest.raises(runtime.UserError, match="not all machines have the same models"):
+        training.resume(Starting(f"of process {rank}"), None, Path("state.pt"))
 
 
 @dataclass
