@@ -14,9 +14,11 @@ import contextlib
 import functools
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -45,6 +47,11 @@ def leads() -> bool:
     return rank() == 0
 
 
+def lost(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """What torchrun's signal does where nothing else handles it: it ends all processes when one of them is gone."""
+    raise Lost
+
+
 @functools.cache
 def store() -> Any:
     """What the launcher keeps for all processes."""
@@ -60,6 +67,7 @@ def group() -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, store=store(), rank=number, world_size=count)
+    signal.signal(signal.SIGTERM, lost)
     yield
     highest(0)  # the launcher takes a process that is gone for a failure as long as another still works
     dist.destroy_process_group()  # not after a fault: NCCL might wait for a process that is gone
@@ -83,6 +91,10 @@ def say(fault: str) -> None:
 
     Not the leading process, as that may not meet it, may be slower and ended by then, or may be the one that is gone.
     """
+    if size() > 1:
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # torchrun's, which may come at the same time as a lost connection
     try:
         first = size() == 1 or store().add("faults", 1) == 1
     except RuntimeError:  # the launcher is gone
