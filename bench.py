@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import checkpoint
+import distributed
 import evaluate
 import finetune
 import ppo
@@ -474,10 +475,12 @@ def prepared(threads: int) -> None:
 
 
 def apart(function: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """The function's result, from a process of its own.
+    """The function's result, from a process of its own; under torchrun from this one, which the others know.
 
     Raises: UserError where the system ended it.
     """
+    if distributed.size() > 1:
+        return function(*arguments)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=prepared, initargs=(torch.get_num_threads(),)) as pool:
         try:
@@ -585,6 +588,10 @@ def notes(config: Config, device: torch.device, precision: str) -> list[str]:
         found.append("one thread: rates and floors are those of one core")
     if not runtime.multiplies_bfloat16(device):
         found.append(f"no hardware for bfloat16: the parts run in {precision}; bfloat16's rate below is emulated")
+    if distributed.size() > 1:
+        found.append(
+            f"{distributed.size()} processes share each step: seconds are the step's, floors those of one process"
+        )
     if sys.platform == "win32" and device.type != "cuda":
         found.append("left out on Windows: peak memory")
     return found
@@ -622,6 +629,8 @@ def show_scale(config: Config, shape: ModelConfig) -> None:
 def main() -> None:
     config = runtime.parse(Config, __doc__)
     device = runtime.device_for(config.device)
+    if config.plain and distributed.size() > 1:
+        raise UserError("--plain: the plain way knows of one process only: python bench.py ppo --plain")
     facts = runtime.machine_facts(device, config.precision, config.seed)
     precision = facts["precision"]
     shown = ("commit", "torch", "system", "device", "precision", "threads")

@@ -30,6 +30,7 @@ import tyro
 from tqdm import tqdm
 
 import checkpoint
+import distributed
 import pictures
 import problems
 import report
@@ -376,8 +377,9 @@ def main() -> None:
     paths = found(config)
     for path in paths:  # what cannot be loaded or written is said before the first is measured, which takes minutes
         loaded(path, device, coder, baseline.config)
-    with writing(config.folder):
-        config.folder.mkdir(parents=True, exist_ok=True)
+    if distributed.leads():
+        with writing(config.folder):
+            config.folder.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     for path in paths:
         began = time.monotonic()
@@ -391,7 +393,8 @@ def main() -> None:
     for one in results:
         likeliest = ", ".join(f"{report.printable(word.strip())} {chance:.0%}" for word, chance in one.next_words)
         print(f"{one.name}: {config.opening} ... {likeliest}")
-    write_results(results, on, config, device)
+    if distributed.leads():
+        write_results(results, on, config, device)
 
 
 if __name__ == "__main__":

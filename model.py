@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import distributed
+
 PIECE = 128  # positions whose logits are made together: 2 MB
 
 
@@ -216,13 +218,15 @@ def token_log_probs(model: GPT, ids: Tensor, mask: Tensor, temperature: float = 
     ids: (B, T) tokens. mask: (B, T-1) bool, true at t where token t+1 counts. Returns (B, T-1) nats, 0 where the mask
     is false.
     Logits are made for positions that count only: the head is a sixth of a forward pass, and prompts and padding
-    need none.
+    need none. Of several processes each scores its share of the rows, and the gradient is that of its own.
     """
     assert mask.shape == (ids.shape[0], ids.shape[1] - 1), (mask.shape, ids.shape)
     assert mask.dtype == torch.bool
+    rows, own = len(ids), distributed.share(len(ids))
+    ids, mask = ids[own], mask[own]
     hidden = model.hidden(ids[:, :-1])[mask] / temperature  # (N, C)
     log_probs = Picked.apply(hidden, model.head.weight, ids[:, 1:][mask], torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_probs)
+    return distributed.whole(torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_probs), rows)
 
 
 def padded(

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import board
 import checkpoint
+import distributed
 import runtime
 import stories
 import tokenizer
@@ -325,7 +326,7 @@ def learner_for(policy: GPT, config: Config) -> Learner:
 def policy_outputs(learner: Learner, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities and values, (B, T-1), of one forward pass of the policy."""
     log_probs = token_log_probs(learner.policy, ids, mask)
-    return log_probs, learner.critic(learner.hidden.channels)
+    return log_probs, distributed.whole(learner.critic(learner.hidden.channels), len(ids))
 
 
 @torch.no_grad()
@@ -475,7 +476,8 @@ def evaluate_and_save(run: Run) -> None:
     """Evaluates, logs, prints and saves the policy that is there, and the state."""
     number, minutes = run.learner.number, run.learner.seconds / 60
     seen = evaluate(run.learner, run.heldout, run.coder, run.config)
-    board.show(run.log, number, seen, run.config.demo, OPENING, run.config.limit)
+    if distributed.leads():
+        board.show(run.log, number, seen, run.config.demo, OPENING, run.config.limit)
     print(
         f"words used on {len(run.heldout)} held-out instructions: {seen.words_used:.1%}\n    "
         + seen.demo.replace("\n", "\n    "),
@@ -509,7 +511,7 @@ def train(run: Run, session: Session) -> None:
         written = time.monotonic()
         metrics = {**rollout_metrics(batch, coder), **update(learner, batch, config)}
         learner.number += 1
-        seconds = time.monotonic() - began
+        seconds = distributed.highest(time.monotonic() - began)  # so that all agree on the last rollout
         learner.seconds += seconds
         speed = {"speed/rollout_seconds": seconds, "speed/writing_seconds": written - began, "lr": config.lr}
         run.log.scalars(learner.number, {**metrics, **speed})
@@ -575,7 +577,8 @@ def main() -> None:
         with training.log_of(name, config, facts, state) as log:
             if state is None:
                 training.clear(folder, "rollout-*.pt", "final.pt", STATE)
-            log.board.add_custom_scalars(board.LAYOUT)
+            if distributed.leads():
+                log.board.add_custom_scalars(board.LAYOUT)
             train(Run(learner, coder, config, log, folder, facts, known, heldout), session)
 
 

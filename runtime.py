@@ -24,12 +24,19 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar
 
 import numpy
 import torch
+import torch.distributed as dist
 import tyro
 from torch.utils.tensorboard import SummaryWriter
+
+import distributed
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bfloat16"]
 ConfigT = TypeVar("ConfigT")
+LOST = (
+    "a process of this run was killed or cannot be reached, so all have stopped; what is saved is whole: start them "
+    "again, a training run with --resume"
+)
 
 
 class UserError(Exception):
@@ -47,16 +54,16 @@ def parse(config: type[ConfigT], description: str | None, args: list[str] | None
         return parsed
     except SystemExit as stop:
         if stop.code:
-            print(f"error: {in_one_line(said.getvalue())}", file=sys.stderr)
+            distributed.say(f"error: {in_one_line(said.getvalue())}")
         raise
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        distributed.say(f"error: {error}")
         raise SystemExit(2) from None
 
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command that runs this script with `arguments`, quoted as the system's shell reads it."""
-    words = ["python", Path(sys.argv[0]).name, *arguments]
+    words = [*distributed.launcher(), Path(sys.argv[0]).name, *arguments]
     return subprocess.list2cmdline(words) if platform.system() == "Windows" else shlex.join(words)
 
 
@@ -68,16 +75,23 @@ def in_one_line(box: str) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a script's main; a UserError is one line on the error stream and exit status 1, a stop exits with 130."""
+    """Runs a script's main; a UserError is one line on the error stream and exit status 1, a stop exits with 130.
+
+    Of several processes, the first that meets a fault says it.
+    """
     keep_memory()
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt as stop:
-        print(stop.args[0] if stop.args else "stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+    with distributed.group(), distributed.silence():
+        try:
+            main()
+        except UserError as error:
+            distributed.say(f"error: {error}")
+            raise SystemExit(1) from None
+        except distributed.Lost:
+            distributed.say(f"error: {LOST}")
+            raise SystemExit(1) from None
+        except KeyboardInterrupt as stop:
+            distributed.say(stop.args[0] if stop.args else "stopped")
+            raise SystemExit(130) from None
 
 
 def keep_memory() -> None:
@@ -96,8 +110,11 @@ def keep_memory() -> None:
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Makes the file that `write` fills, whole or not at all: beside its place first, then moved there.
 
+    Of several processes the leading one does it.
     Raises: OSError (or what `write` raises) where it cannot be; what stood there is then as it was.
     """
+    if not distributed.leads():
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,17 +143,25 @@ def require_positive(config: object, *names: str) -> None:
 
 
 def device_for(name: Device) -> torch.device:
-    """The device named, or for auto the fastest this machine has.
+    """The device named, or for auto the fastest this machine has; of several GPUs the one of this process.
 
-    Raises: UserError where the named device is not there.
+    Raises: UserError where the named device is not there, or there are fewer GPUs than processes.
     """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
-    if not available[name]:
+    alone = distributed.size() == 1  # processes on MPS cannot reach each other
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available() and alone, "cpu": True}
+    kind = next(kind for kind, there in available.items() if there) if name == "auto" else name
+    if not available[kind]:
         there = ", ".join(kind for kind, is_there in available.items() if is_there)
         raise UserError(f"--device {name}: this machine has {there}; run with --device auto")
-    return torch.device(name)
+    if kind != "cuda" or alone:
+        return torch.device(kind)
+    number, gpus = dist.get_node_local_rank(), torch.cuda.device_count()
+    if number >= gpus:
+        raise UserError(
+            f"--device {name}: fewer GPUs than processes: torchrun --nproc-per-node {gpus}, or --device cpu"
+        )
+    torch.cuda.set_device(number)
+    return torch.device(kind, number)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -193,6 +218,7 @@ def machine_facts(device: torch.device, precision: Precision, seed: int) -> dict
         "device": device.type,
         "precision": "bfloat16" if low else "float32",
         "threads": torch.get_num_threads(),
+        "processes": distributed.size(),
     }
 
 
@@ -242,6 +268,22 @@ class Log:
     def close(self) -> None:
         self.board.close()
         self.lines.close()
+
+
+class NoLog(Log):
+    """The log of a process for which another one logs."""
+
+    def __init__(self) -> None:
+        self.folder = Path()
+
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def text(self, step: int, name: str, markdown_text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def lines_until(text: str, step: int) -> list[str]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import checkpoint
+import distributed
 import problems
 import runtime
 import situations
@@ -130,9 +131,9 @@ def generate(
     answer, for all or for each row. forcing: called with a row's answer so far when its last sampled token is in
     `forcing_after`.
     Each row has its own random numbers, drawn before the first token, so a row that finishes changes no other row's
-    story.
+    story. Of several processes each writes its share of the rows, with the same random numbers.
     """
-    context, device = model.config.context, model.device
+    context = model.config.context
     limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
     lengths = [len(prompt) for prompt in prompts]
     assert prompts, "nothing to write"
@@ -140,8 +141,31 @@ def generate(
     assert max(lengths) < context, (lengths, context)
     assert min(limits) >= 1, limits
     stops = [min(length + most, context) for length, most in zip(lengths, limits, strict=True)]  # length of a full row
+    uniform = torch.rand(len(prompts), max(stops), generator=generator)  # (B, width)
+    own = distributed.share(len(prompts))
+    mine = prompts[own], limits[own], uniform[own]
+    return distributed.gathered(written(model, *mine, end, temperature, top_k, forcing, forcing_after))
+
+
+@torch.no_grad()
+def written(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    uniform: Tensor,
+    end: int,
+    temperature: float,
+    top_k: int,
+    forcing: Forcing | None,
+    forcing_after: frozenset[int],
+) -> list[Completion]:
+    """The completions of `generate`, given each row's limit and its random numbers, `uniform` (B, width)."""
+    if not prompts:  # more processes than rows
+        return []
+    context, device, uniform = model.config.context, model.device, uniform.to(model.device)
+    lengths = [len(prompt) for prompt in prompts]
+    stops = [min(length + most, context) for length, most in zip(lengths, limits, strict=True)]  # length of a full row
     width, start = max(stops), min(lengths)
-    uniform = torch.rand(len(prompts), width, generator=generator).to(device)  # (B, width)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     forced = torch.zeros(len(prompts), width, dtype=torch.bool)
     for row, prompt in enumerate(prompts):

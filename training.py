@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 import checkpoint
+import distributed
 import runtime
 from model import GPT
-from runtime import Log, UserError, run_folder
+from runtime import Log, NoLog, UserError, run_folder
 
 PATIENCE = 3  # steps in a row without a finite loss or gradient, after which a run stops
 
@@ -64,10 +65,12 @@ class Guard:
     def step(self, loss: Tensor) -> float | None:
         """Steps on the gradients that are there; returns their norm before clipping, None where it skipped the step.
 
-        loss: () what the gradients are of. Both are asked: a clamped NaN has a finite gradient.
+        loss: () what the gradients are of. Both are asked: a clamped NaN has a finite gradient. Of several processes
+        each has the gradient of its own rows, which are added up here.
         Raises: UserError at the third skipped step in a row; the weights are those of the last good one.
         """
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        distributed.add_gradients(weights)
         norm = torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
         if loss.isfinite() and norm.isfinite():
             self.optimizer.step()
@@ -119,19 +122,33 @@ class Session:
     """Whether the user asked a run to stop, and how to leave it."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.signalled = False  # this process
+        self.neighbours = distributed.neighbours()
         arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
         self.command = runtime.command_line([*arguments, "--resume"])
 
-    def ask(self, _signal: int, _frame: FrameType | None) -> None:
-        """What a signal does: the first asks, the second stops at once."""
-        if self.asked:
+    @property
+    def asked(self) -> bool:
+        """Whether a process was asked to stop. All look at the same places of the loop, and see the same."""
+        return distributed.highest(self.signalled) > 0
+
+    def ask(self, number: int, _frame: FrameType | None) -> None:
+        """What a signal does: the first asks, the second stops at once.
+
+        Raises: Lost where torchrun sends it, as it ends all processes when one of them is gone.
+        """
+        if number == signal.SIGTERM and not distributed.alive(self.neighbours):
+            raise distributed.Lost
+        if self.signalled:
             raise KeyboardInterrupt(f"stopped at once; from the last state on: {self.command}")
-        self.asked = True
-        print("stopping after this step, so that nothing is lost; again to stop at once", file=sys.stderr, flush=True)
+        self.signalled = True
+        waits = "; torchrun waits 30 seconds for it, or its --shutdown-timeout" if distributed.size() > 1 else ""
+        said = f"stopping after this step, so that nothing is lost; again to stop at once{waits}"
+        print(said, file=sys.stderr, flush=True)
 
     def leave(self) -> None:
-        """Ends the run once its state is written."""
+        """Ends the run once its state is written, which others than the leading process wait for."""
+        distributed.highest(0)
         raise KeyboardInterrupt(f"stopped; to go on: {self.command}")
 
 
@@ -143,8 +160,9 @@ def session(state: Path) -> Iterator[Session]:
     """
     lock = filelock.FileLock(state.with_name(f".{state.name}.lock"))
     try:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        if distributed.leads():
+            state.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
     except filelock.Timeout:
         raise UserError(f"another run writes {state}: wait for it, or stop it") from None
     except OSError as error:
@@ -164,7 +182,7 @@ def clear(folder: Path, *patterns: str) -> None:
 
     Raises: UserError where one cannot be deleted.
     """
-    old = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    old = sorted(path for pattern in patterns for path in folder.glob(pattern) if distributed.leads())
     for path in old:
         try:
             path.unlink()
@@ -231,16 +249,20 @@ class Restorable(Protocol):
 def resume(learner: Restorable, state: Mapping[str, Any] | None, path: Path) -> None:
     """Brings the learner, in place, to the state that `read_state` found at `path`; a new run has none.
 
-    Raises: UserError where the state is of other models or data, or does not fit.
+    Raises: UserError where the state is of other models or data, or does not fit, or another process's differs.
     """
-    if state is None:
-        return
-    if state["inputs"] != learner.inputs:
-        raise UserError(f"the models or data that {path} began with have changed: start anew without --resume")
-    try:
-        learner.restore(state)
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        raise UserError(f"{path} does not fit this model or program: start anew without --resume") from None
+    step = 0 if state is None else state["step"]
+    if len(set(distributed.gathered([(learner.inputs, step, *sys.argv[1:])]))) > 1:
+        raise UserError(f"not all machines have the same models, data, {path} and flags: give all the same folder")
+    if state is not None:
+        if state["inputs"] != learner.inputs:
+            raise UserError(f"the models or data that {path} began with have changed: start anew without --resume")
+        try:
+            learner.restore(state)
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            raise UserError(f"{path} does not fit this model or program: start anew without --resume") from None
+    if distributed.rank():  # dropout of its own, for rows of its own
+        torch.manual_seed(torch.initial_seed() + distributed.rank() + distributed.size() * step)
 
 
 def fingerprint(*parts: object) -> str:
@@ -252,7 +274,9 @@ def fingerprint(*parts: object) -> str:
 
 
 def log_of(name: str, config: object, facts: Mapping[str, Any], state: Mapping[str, Any] | None) -> Log:
-    """The log of a run: a new one, or that of the run it resumes, from its step on."""
+    """The log of a run: a new one, or that of the run it resumes, from its step on; the leading process keeps it."""
+    if not distributed.leads():
+        return NoLog()
     if state is None:
         return Log(run_folder(name), config, facts)
     return Log(Path(state["run"]), config, facts, after=state["step"])

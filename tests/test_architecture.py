@@ -17,6 +17,7 @@ import runtime
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
+    -1: ("distributed",),
     0: ("model", "runtime"),
     1: ("checkpoint", "stories", "problems", "pictures"),
     2: ("tokenizer", "situations", "training", "board", "report"),
