@@ -16,7 +16,7 @@ import random
 import re
 import string
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -86,7 +86,7 @@ class Kind:
         if bool(self.step) != bool(self.works) and "undoing" not in self.sorts:
             raise ValueError("step and works come together")
         for text in (*self.says, *self.works):
-            require_blanks(text, BLANKS, {"b"} & {*self.step} if text in self.says else set())
+            require_blanks(text, BLANKS, {"b"} & {*self.step} if text in self.says else ())
             if text.count("@") != (text in self.works):
                 raise ValueError(f"{text!r}: one @ in works, none in says")
 
@@ -116,20 +116,21 @@ class Content:
         for row in self.goods + self.efforts:
             if len(row.split(", ")) != len(THEME):
                 raise ValueError(f"{row!r}: {len(THEME)} words, a comma between them")
-        for text in self.distractors:
-            require_blanks(text, {"M", "O", "b", "day", "age"}, set())
+        for text in self.givers + self.distractors:
+            require_blanks(text, {"his"} if text in self.givers else {"M", "O", "b", "day", "age"})
         sorts = {*self.sorts, "prices", "amounts"} - {"meeting"}
         for part in PARTS:
             for sort in sorted(sorts):
                 steps = {bool(kind.step) for kind in self.kinds(part, sort)}
                 if not steps or (part == "openings" and sort not in ("people", "undoing") and len(steps) == 1):
-                    raise ValueError(f"{part}: sort {sort} needs one{' with a step and one without' * len(steps)}")
+                    raise ValueError(f"[[{part}]]: sort {sort} needs one{' with a step and one without' * len(steps)}")
             for kind in getattr(self, part):
                 if unknown := {*kind.sorts} - sorts:
-                    raise ValueError(f"{part}, {kind.name}: no sort {min(unknown)}, only {', '.join(sorted(sorts))}")
-                if part == "openings" and kind.sorts != ["undoing"]:
-                    for text in kind.says:
-                        require_blanks(text, BLANKS, {kind.step[:1].replace("b", "a") or "a"})
+                    raise ValueError(f"[[{part}]] {kind.name}: {min(unknown)} is none of {', '.join(sorted(sorts))}")
+                if part != "openings" and kind.step.startswith("m"):
+                    raise ValueError(f"[[{part}]] {kind.name}: step {kind.step!r} is for openings")
+                for text in kind.says if part == "openings" and kind.sorts != ["undoing"] else ():
+                    require_blanks(text, BLANKS, "m" if kind.step.startswith("m") else "a")
 
     def kinds(self, part: str, sort: str) -> list[Kind]:
         """The kinds of a part that come in a sort of problem."""
@@ -143,10 +144,10 @@ def require_texts(**lists: object) -> None:
             raise ValueError(f'{name}: write ["a text", "another"]')
 
 
-def require_blanks(text: str, known: set[str], needed: set[str]) -> None:
+def require_blanks(text: str, known: set[str], needed: Collection[str] = ()) -> None:
     """Raises ValueError where what a text has in braces is unknown, or what it must have is not there."""
     found = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-    for name in sorted((found - known) | (needed - found)):
+    for name in sorted((found - known) | ({*needed} - found)):
         raise ValueError(f"{text!r}: {'unknown' if name in found else 'no'} {{{name}}}")
 
 
@@ -155,20 +156,20 @@ def read_content(path: Path = PATH) -> Content:
 
     Raises: UserError that names the entry which is wrong.
     """
-    place = "top"
+    place = ""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         for part in PARTS:
             for number, entry in enumerate(table.get(part, []), start=1):
-                place = f"[[{part}]] number {number}, {entry.get('name') if isinstance(entry, dict) else entry}"
+                place = f", [[{part}]] number {number}, {entry.get('name') if isinstance(entry, dict) else entry}"
                 table[part][number - 1] = Kind(**entry)
-        place = "all"
+        place = ""
         return Content(**table)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): git checkout {path} brings it back") from None
     except (TypeError, ValueError) as error:  # of unknown and missing settings; of tomllib, and what is checked above
         what = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
-        raise UserError(f"{path}, {place}: {what}: mend it, or git checkout {path}") from None
+        raise UserError(f"{path}{place}: {what}: mend it, or git checkout {path}") from None
 
 
 class Unfit(Exception):
@@ -190,7 +191,6 @@ class Draft:
     sentences: list[str] = field(default_factory=list)  # of the question
     lines: list[str] = field(default_factory=list)  # of the answer
     values: dict[str, int] = field(default_factory=dict)  # of quantities: g0, g1 ... given, s0, s1 ... worked out
-    asked: str = ""  # quantity the question is about
     crowded: bool = True  # whether `he` or `she` would be unclear in the next sentence
     colored: int = 0  # colors used up
     compared: tuple[str, str] | None = None  # a person whose amount an opening told, and that quantity
@@ -278,8 +278,8 @@ def told(draft: Draft, kind: Kind, now: str | None = None) -> str:
     return draft.work_out(step[2], *((right, left) if step.startswith("b") else (left, right)), line)
 
 
-def chain(draft: Draft, steps: int) -> str:
-    """Tells an opening, moves and an ending with as many steps in all; names the answer."""
+def chain(draft: Draft, steps: int) -> None:
+    """Tells an opening, moves and an ending with as many steps in all."""
     rng, (sort,) = draft.rng, draft.kinds
     openings, moves, endings, asks = (draft.content.kinds(part, sort) for part in PARTS)
     opens, ends = rng.random() < 0.6, rng.random() < 0.7
@@ -292,10 +292,10 @@ def chain(draft: Draft, steps: int) -> str:
         now = told(draft, rng.choice(moves), now)
     if any(kind.once and draft.kinds.count(kind.name) > 1 for kind in moves):
         raise Unfit
-    return told(draft, rng.choice(endings if ends else asks), now)
+    told(draft, rng.choice(endings if ends else asks), now)
 
 
-def people(draft: Draft, steps: int) -> str:
+def people(draft: Draft, steps: int) -> None:
     """Compares people in a row, told in any order; asks for the last one's amount or for all of them together."""
     rng = draft.rng
     openings, moves, endings, asks = (draft.content.kinds(part, "people") for part in PARTS)
@@ -318,10 +318,9 @@ def people(draft: Draft, steps: int) -> str:
     now = amounts[0] if add_up else amounts[-1]
     for amount in amounts[1:] if add_up else ():
         now = draft.work_out("+", now, amount, pick(rng, ask.works).format(**words))
-    return now
 
 
-def meeting(draft: Draft, steps: int) -> str:
+def meeting(draft: Draft, steps: int) -> None:
     """Tells amounts of two sorts of things; asks for their sum, their difference, or what follows from the sum."""
     rng, mix = draft.rng, draft.mix
     if steps == 1:
@@ -346,12 +345,12 @@ def meeting(draft: Draft, steps: int) -> str:
     draft.kinds.append(ask.name)
     now = draft.work_out(ask.step[2], one, two, pick(rng, ask.works).format(**words))
     if steps == 4:
-        return told(draft, pick(rng, endings), now)
-    draft.sentences.append(pick(rng, ask.says).format(**words))
-    return now
+        told(draft, pick(rng, endings), now)
+    else:
+        draft.sentences.append(pick(rng, ask.says).format(**words))
 
 
-def undoing(draft: Draft, steps: int) -> str:
+def undoing(draft: Draft, steps: int) -> None:
     """Tells changes and what is left, and asks for the start: each step undoes a change, the last one first."""
     rng = draft.rng
     openings, moves, endings, asks = (draft.content.kinds(part, "undoing") for part in PARTS)
@@ -371,7 +370,6 @@ def undoing(draft: Draft, steps: int) -> str:
     now = draft.give(have)
     for operation, number in reversed(undo):
         now = draft.work_out(operation, now, draft.give(number), pick(rng, ask.works).format(**words))
-    return now
 
 
 def distract(draft: Draft) -> None:
@@ -398,7 +396,7 @@ def draft_problem(rng: random.Random, mix: MixConfig, content: Content) -> Draft
         theme = rng.choice(content.efforts if sort == "effort" else content.goods).split(", ")
         draft = Draft(rng, mix, content, dict(zip(THEME, theme, strict=True)), name, others, [sort])
         try:
-            draft.asked = {"people": people, "meeting": meeting, "undoing": undoing}.get(sort, chain)(draft, steps)
+            {"people": people, "meeting": meeting, "undoing": undoing}.get(sort, chain)(draft, steps)
         except Unfit:
             continue
         if len(draft.steps) == steps and min(draft.values.values()) >= 2 and max(draft.values.values()) <= mix.largest:
@@ -409,7 +407,7 @@ def draft_problem(rng: random.Random, mix: MixConfig, content: Content) -> Draft
 
 def problem_of(draft: Draft) -> Problem:
     """The draft's text."""
-    return Problem(" ".join(draft.sentences), "\n".join([*draft.lines, f"#### {draft.values[draft.asked]}"]))
+    return Problem(" ".join(draft.sentences), "\n".join([*draft.lines, f"#### {draft.values[draft.steps[-1][0]]}"]))
 
 
 def is_test(question: str, one_in: int) -> bool:

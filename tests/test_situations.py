@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 import problems
 import situations
+from runtime import UserError
 from situations import MixConfig
 
 CONTENT = situations.read_content()
@@ -50,10 +52,10 @@ def test_the_answer_follows_from_what_the_question_gives() -> None:
             known[name] = operations[operation](int(known[left]), int(known[right]))
         assert all(value.denominator == 1 and 2 <= value <= mix.largest for value in known.values())
         problem = situations.problem_of(draft)
-        assert problems.final_number(problem.answer) == known[draft.asked]
-        assert draft.steps[-1][0] == draft.asked
+        asked = draft.steps[-1][0]
+        assert problems.final_number(problem.answer) == known[asked]
         used = {operand for step in draft.steps for operand in step[2:]}
-        assert set(known) - {draft.asked} == used  # nothing given or worked out in vain
+        assert set(known) - {asked} == used  # nothing given or worked out in vain
         told = set(re.findall(r"\d+", problem.question))
         unspoken = {"2", "3"}  # half, twice, three times
         assert {str(value) for value in given.values()} <= told | unspoken
@@ -67,7 +69,7 @@ def test_undone_problems_run_forward_to_what_is_left() -> None:
         draft = situations.draft_problem(rng, MixConfig(distractor=0), CONTENT)
         if draft.kinds[0] != "undoing":
             continue
-        have, told = draft.values[draft.asked], iter(re.findall(r"\d+", " ".join(draft.sentences)))
+        have, told = draft.values[draft.steps[-1][0]], iter(re.findall(r"\d+", " ".join(draft.sentences)))
         for kind in draft.kinds[1:]:
             if kind in ("un-twice", "un-half"):
                 have = have * 2 if kind == "un-twice" else have // 2
@@ -120,7 +122,7 @@ def test_both_together_adds_what_the_opening_said_of_the_other() -> None:
             text = situations.problem_of(draft).question
             times = int(re.findall(r"has (\d+) times", text)[0])
             theirs = int(re.findall(r"has (\d+)(?! times)\b", text)[0])
-            assert draft.values[draft.asked] == theirs * times + theirs
+            assert draft.values[draft.steps[-1][0]] == theirs * times + theirs
             seen += 1
 
 
@@ -183,6 +185,73 @@ def test_train_and_test_never_share_a_question_and_seeds_repeat() -> None:
     assert situations.generated_problems(50, 7, "test") == situations.generated_problems(50, 7, "test")
     assert situations.generated_problems(50, 7, "test") != situations.generated_problems(50, 8, "test")
     assert situations.generated_problems(50, 7, "test")[:20] == situations.generated_problems(20, 7, "test")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('name = "boxes"', "name = boxes", r"line \d+"),
+        ('name = "boxes"\n', "", r"\[\[openings\]\] number 2, None: .*'name'"),
+        ('name = "boxes"\n', 'name = "boxes"\nsay = ["a"]\n', r"number 2, boxes: .*'say'"),
+        ("[[asks]]", "[[questions]]", "'asks'|'questions'"),
+        ('["{N} has {a} {red} {T} and {b} {blue} {T}."]', '"{a} {b}"', "number 5, colors: says: write"),
+        ('["{N} has {a} {red} {T} and {b} {blue} {T}."]', "[]", "number 5, colors: says: write"),
+        ("has {a} {red} {T} and {b}", "has {a} {red} {T} and", "number 5, colors: .*no {b}"),
+        ("has {a} {red} {T} and {b}", "has {red} {T} and {b}", "{N} has {red} {T} .*no {a}"),
+        ("has {a} {red} {T} and", "has {a} {rad} {T} and", "number 5, colors: .*unknown {rad}"),
+        ("has {a} {red} {T} and", "has {a {red} {T} and", "number 5, colors: "),
+        ("has {a} {red} {T} and", "has {a} {} {T} and", "number 5, colors: .*unknown {}"),
+        ("has {a} {red} {T} and", "has {a} @ {T} and", "number 5, colors: .*none in says"),
+        ('"In {a} days that makes @ {T}."', '"In {a} days."', "number 3, days: 'In {a} days.': one @"),
+        ('step = "b - a"', 'step = "b : a"', "number 5, behind: step 'b : a'"),
+        ('step = "b - a"', "step = 3", "number 5, behind: .*string"),
+        ('step = "b - a"\n', "", "number 5, behind: step and works come together"),
+        ('name = "share"\nsorts = ["things"]', 'name = "share"\nsorts = ["thing"]', "share: thing is none of amounts"),
+        ('sorts = ["parts"]', 'sorts = ["cost"]', r"\[\[moves\]\]: sort parts needs one"),
+        (
+            'sorts = ["cost"]\nsays',
+            'sorts = ["things"]\nsays',
+            "sort cost needs one with a step and one without",
+        ),
+        ('step = "a - b"', 'step = "m - b"', "lose: step 'm - b' is for openings"),
+        ("rows, knits, rests, rest, ", "rows, knits, rest, ", "rows, knits, rest, scarf"),
+        ("\nhe = [", "\nhim = [", "'him'"),
+        ("miles away", "{miles} away", "unknown {miles}"),
+        ("{his} mother", "{her} mother", "unknown {her}"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_its_place(tmp_path: Path, old: str, new: str, named: str) -> None:
+    text = situations.PATH.read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "problems.toml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=f"problems.toml[:,] .*(?:{named})") as caught:
+        situations.read_content(path)
+    assert "\n" not in str(caught.value)
+    assert "__init__" not in str(caught.value)
+
+
+def test_a_missing_or_undecodable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"problems.toml cannot be read"):
+        situations.read_content(tmp_path / "problems.toml")
+    (tmp_path / "problems.toml").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"problems.toml: .*utf-8"):
+        situations.read_content(tmp_path / "problems.toml")
+
+
+def test_a_kind_that_is_added_comes_in_problems(tmp_path: Path) -> None:
+    path = tmp_path / "problems.toml"
+    added = '[[moves]]\nname = "found"\nsorts = ["things", "people"]\nstep = "a + b"\n'
+    texts = 'says = ["Behind the door {N} finds {b} more than {M}."]\nworks = ["Now it is @."]\n'
+    path.write_text(situations.PATH.read_text(encoding="utf-8") + added + texts, encoding="utf-8")
+    content, rng = situations.read_content(path), random.Random(8)
+    drafts = [situations.draft_problem(rng, MixConfig(), content) for _ in range(500)]
+    found = [draft for draft in drafts if "found" in draft.kinds]
+    assert {draft.kinds[0] for draft in found} == {"things", "people"}
+    for draft in found:
+        told = re.findall(r"finds (\d+) more than", situations.problem_of(draft).question)
+        added_up = re.findall(r"Now it is \d+\+(\d+)=", "\n".join(draft.lines))
+        assert sorted(told) == sorted(added_up)
 
 
 def test_command_prints_problems(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
