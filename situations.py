@@ -30,11 +30,18 @@ from runtime import UserError
 Split = Literal["train", "test"]
 AnyT = TypeVar("AnyT")
 PATH = Path(__file__).parent / "data" / "problems.toml"  # beside the code that reads it, wherever that is run
-PARTS = ("openings", "moves", "endings", "asks")
+STEPS = {  # of a chain, and of two amounts that meet: what the steps of their kinds may be
+    "openings": r"([am] ([-+*/] b|[*/] [2-9]))?",
+    "moves": r"a ([-+*/] b|[*/] [2-9])",
+    "endings": r"a ([-+*/] b|[*/] [2-9])|b - a|a [-+] m",
+    "asks": "",
+    "meets": r"a [-+] m",
+}
+CHAIN, MEETING = ("openings", "moves", "endings", "asks"), ("openings", "endings", "meets")
+PARTS = {"undoing": ("moves",), "prices": MEETING, "amounts": MEETING}  # of problems; of all others those of a chain
 FEWEST = 8  # names: four steps with a person each, the teller, and more in openings and distractors
 THEME = ("T", "gains", "loses", "lose", "box", "boxes", "O")  # what the columns of a theme are called in texts
 BLANKS = {"N", "M", "G", "he", "He", "red", "blue", "a", "b", "m", *THEME}
-STEP = re.compile(r"[am] [-+*/] b|b - a|[am] [*/] [2-9]|a [-+] m")
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
@@ -72,6 +79,7 @@ class MixConfig:
 class Kind:
     """An amount, a calculation or a question, and the ways to tell it, as `data/problems.toml` explains them."""
 
+    part: str
     name: str
     sorts: list[str]
     says: list[str]
@@ -81,12 +89,13 @@ class Kind:
 
     def __post_init__(self) -> None:
         require_texts(sorts=self.sorts, says=self.says, works=self.works or ["@"])
-        if self.step and not STEP.fullmatch(self.step):
-            raise ValueError(f"step {self.step!r}: write a + b, b - a, a * 2, m + b or the like")
-        if bool(self.step) != bool(self.works) and "undoing" not in self.sorts:
+        if not re.fullmatch(STEPS[self.part], self.step):
+            raise ValueError(f"step {self.step!r} is none that the file's top names for {self.part}")
+        if bool(self.step) != bool(self.works) and self.sorts != ["undoing"]:
             raise ValueError("step and works come together")
+        needed = {"b"} & {*self.step} | ({self.step[:1] or "a"} if self.part == "openings" else set())
         for text in (*self.says, *self.works):
-            require_blanks(text, BLANKS, {"b"} & {*self.step} if text in self.says else ())
+            require_blanks(text, BLANKS, needed if text in self.says else ())
             if text.count("@") != (text in self.works):
                 raise ValueError(f"{text!r}: one @ in works, none in says")
 
@@ -103,34 +112,40 @@ class Content:
     distractors: list[str]
     goods: list[str]
     efforts: list[str]
+    undoing: dict[str, list[str]]
     openings: list[Kind]
     moves: list[Kind]
     endings: list[Kind]
     asks: list[Kind]
+    meets: list[Kind]
 
     def __post_init__(self) -> None:
         lists = ("sorts", "she", "he", "givers", "colors", "distractors", "goods", "efforts")
-        require_texts(**{name: getattr(self, name) for name in lists})
+        require_texts(**{name: getattr(self, name) for name in lists}, **self.undoing)
+        if {*self.undoing} != {"begins", "leaves", "asks", "works"}:
+            raise ValueError("[undoing] has begins, leaves, asks and works")
+        for name, texts in self.undoing.items():
+            for text in texts:
+                require_blanks(text, BLANKS, "a" if name == "leaves" else "")
         if len({*self.she, *self.he}) < FEWEST or len({*self.colors}) < 2:
             raise ValueError(f"she, he, colors: at least {FEWEST} names and 2 colors")
         for row in self.goods + self.efforts:
             if len(row.split(", ")) != len(THEME):
                 raise ValueError(f"{row!r}: {len(THEME)} words, a comma between them")
-        for text in self.givers + self.distractors:
-            require_blanks(text, {"his"} if text in self.givers else {"M", "O", "b", "day", "age"})
+        for texts, known in ((self.givers, {"his"}), (self.distractors, {"M", "O", "b", "day", "age"})):
+            for text in texts:
+                require_blanks(text, known)
         sorts = {*self.sorts, "prices", "amounts"} - {"meeting"}
-        for part in PARTS:
-            for sort in sorted(sorts):
-                steps = {bool(kind.step) for kind in self.kinds(part, sort)}
-                if not steps or (part == "openings" and sort not in ("people", "undoing") and len(steps) == 1):
-                    raise ValueError(f"[[{part}]]: sort {sort} needs one{' with a step and one without' * len(steps)}")
+        for part in STEPS:
             for kind in getattr(self, part):
                 if unknown := {*kind.sorts} - sorts:
                     raise ValueError(f"[[{part}]] {kind.name}: {min(unknown)} is none of {', '.join(sorted(sorts))}")
-                if part != "openings" and kind.step.startswith("m"):
-                    raise ValueError(f"[[{part}]] {kind.name}: step {kind.step!r} is for openings")
-                for text in kind.says if part == "openings" and kind.sorts != ["undoing"] else ():
-                    require_blanks(text, BLANKS, "m" if kind.step.startswith("m") else "a")
+        for sort in sorted(sorts):
+            for part in PARTS.get(sort, CHAIN):
+                signs = {kind.step[2:3] for kind in self.kinds(part, sort)}
+                opens = signs == {""} if sort == "people" else signs > {""}
+                if not {"openings": opens, "meets": len(signs) == 2}.get(part, signs):
+                    raise ValueError(f"[[{part}]]: too few kinds of sort {sort}")
 
     def kinds(self, part: str, sort: str) -> list[Kind]:
         """The kinds of a part that come in a sort of problem."""
@@ -159,10 +174,10 @@ def read_content(path: Path = PATH) -> Content:
     place = ""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        for part in PARTS:
+        for part in STEPS:
             for number, entry in enumerate(table.get(part, []), start=1):
                 place = f", [[{part}]] number {number}, {entry.get('name') if isinstance(entry, dict) else entry}"
-                table[part][number - 1] = Kind(**entry)
+                table[part][number - 1] = Kind(part, **entry)
         place = ""
         return Content(**table)
     except OSError as error:
@@ -281,7 +296,7 @@ def told(draft: Draft, kind: Kind, now: str | None = None) -> str:
 def chain(draft: Draft, steps: int) -> None:
     """Tells an opening, moves and an ending with as many steps in all."""
     rng, (sort,) = draft.rng, draft.kinds
-    openings, moves, endings, asks = (draft.content.kinds(part, sort) for part in PARTS)
+    openings, moves, endings, asks = (draft.content.kinds(part, sort) for part in CHAIN)
     opens, ends = rng.random() < 0.6, rng.random() < 0.7
     if steps == 1:  # one of the three takes the only step
         opens, ends = rng.choice(((True, False), (False, True), (False, False)))
@@ -298,7 +313,7 @@ def chain(draft: Draft, steps: int) -> None:
 def people(draft: Draft, steps: int) -> None:
     """Compares people in a row, told in any order; asks for the last one's amount or for all of them together."""
     rng = draft.rng
-    openings, moves, endings, asks = (draft.content.kinds(part, "people") for part in PARTS)
+    openings, moves, endings, asks = (draft.content.kinds(part, "people") for part in CHAIN)
     add_up = steps in (2, 4) and rng.random() < 0.6  # half the steps are comparisons, the others add up
     words = draft.words(draws=False)
     amounts = [draft.give(rng.randint(2, draft.mix.start))]
@@ -326,7 +341,7 @@ def meeting(draft: Draft, steps: int) -> None:
     if steps == 1:
         raise Unfit
     sort = "prices" if rng.random() < 0.5 else "amounts"
-    openings, sums, endings, asks = (draft.content.kinds(part, sort) for part in PARTS)
+    openings, endings, meets = (draft.content.kinds(part, sort) for part in MEETING)
     words = draft.words(draws=False)
     sides: list[str] = []
     for who, things in ((draft.name, words["T"]), (f"{words['He']} also", words["O"])):
@@ -339,9 +354,8 @@ def meeting(draft: Draft, steps: int) -> None:
         sides.append(draft.work_out("*", side, draft.give(b), pick(rng, kind.works).format(**own)) if each else side)
         draft.kinds.append(kind.name)
     one, two = sides
-    ask = pick(rng, sums)
-    if steps < 4 and draft.values[one] > draft.values[two] and rng.random() < 0.5:
-        ask = pick(rng, asks)
+    less = steps < 4 and draft.values[one] > draft.values[two] and rng.random() < 0.5
+    ask = pick(rng, [kind for kind in meets if ("-" in kind.step) == less])
     draft.kinds.append(ask.name)
     now = draft.work_out(ask.step[2], one, two, pick(rng, ask.works).format(**words))
     if steps == 4:
@@ -352,10 +366,9 @@ def meeting(draft: Draft, steps: int) -> None:
 
 def undoing(draft: Draft, steps: int) -> None:
     """Tells changes and what is left, and asks for the start: each step undoes a change, the last one first."""
-    rng = draft.rng
-    openings, moves, endings, asks = (draft.content.kinds(part, "undoing") for part in PARTS)
+    rng, texts, moves = draft.rng, draft.content.undoing, draft.content.kinds("moves", "undoing")
     have = rng.randint(2, draft.mix.start)
-    draft.say(pick(rng, openings).says, draft.words())
+    draft.say(texts["begins"], draft.words())
     undo: list[tuple[str, int]] = []
     for _ in range(steps):
         kind = rng.choice(moves)
@@ -364,12 +377,12 @@ def undoing(draft: Draft, steps: int) -> None:
         draft.kinds.append(f"un-{kind.name}")
         have = OPERATIONS[operation](have, number)
         undo.append((INVERSE[operation], number))
-    draft.say(pick(rng, endings).says, {**draft.words(), "a": have})
-    words, ask = draft.words(), pick(rng, asks)
-    draft.say(ask.says, words)
+    draft.say(texts["leaves"], {**draft.words(), "a": have})
+    words = draft.words()
+    draft.say(texts["asks"], words)
     now = draft.give(have)
     for operation, number in reversed(undo):
-        now = draft.work_out(operation, now, draft.give(number), pick(rng, ask.works).format(**words))
+        now = draft.work_out(operation, now, draft.give(number), pick(rng, texts["works"]).format(**words))
 
 
 def distract(draft: Draft) -> None:
