@@ -14,34 +14,18 @@ import hashlib
 import operator
 import random
 import re
-import string
-import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import tyro
 
 import runtime
 from problems import Problem
-from runtime import UserError
+from wording import CHAIN, MEETING, THEME, Content, Kind, read_content
 
 Split = Literal["train", "test"]
 AnyT = TypeVar("AnyT")
-PATH = Path(__file__).parent / "data" / "problems.toml"  # beside the code that reads it, wherever that is run
-STEPS = {  # of a chain, and of two amounts that meet: what the steps of their kinds may be
-    "openings": r"([am] ([-+*/] b|[*/] [2-9]))?",
-    "moves": r"a ([-+*/] b|[*/] [2-9])",
-    "endings": r"a ([-+*/] b|[*/] [2-9])|b - a|a [-+] m",
-    "asks": "",
-    "meets": r"a [-+] m",
-}
-CHAIN, MEETING = ("openings", "moves", "endings", "asks"), ("openings", "endings", "meets")
-PARTS = {"undoing": ("moves",), "prices": MEETING, "amounts": MEETING}  # of problems; of all others those of a chain
-FEWEST = 8  # names: four steps with a person each, the teller, and more in openings and distractors
-THEME = ("T", "gains", "loses", "lose", "box", "boxes", "O")  # what the columns of a theme are called in texts
-BLANKS = {"N", "M", "G", "he", "He", "red", "blue", "a", "b", "m", *THEME}
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
@@ -75,118 +59,6 @@ class MixConfig:
     test_one_in: int = 10  # questions of which one is a test question, by a hash of its text
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """An amount, a calculation or a question, and the ways to tell it, as `data/problems.toml` explains them."""
-
-    part: str
-    name: str
-    sorts: list[str]
-    says: list[str]
-    step: str = ""
-    works: list[str] = field(default_factory=list)
-    once: bool = False
-
-    def __post_init__(self) -> None:
-        require_texts(sorts=self.sorts, says=self.says, works=self.works or ["@"])
-        if not re.fullmatch(STEPS[self.part], self.step):
-            raise ValueError(f"step {self.step!r} is none that the file's top names for {self.part}")
-        if bool(self.step) != bool(self.works) and self.sorts != ["undoing"]:
-            raise ValueError("step and works come together")
-        needed = {"b"} & {*self.step} | ({self.step[:1] or "a"} if self.part == "openings" else set())
-        for text in (*self.says, *self.works):
-            require_blanks(text, BLANKS, needed if text in self.says else ())
-            if text.count("@") != (text in self.works):
-                raise ValueError(f"{text!r}: one @ in works, none in says")
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What problems tell of: the file `data/problems.toml`."""
-
-    sorts: list[str]
-    she: list[str]
-    he: list[str]
-    givers: list[str]
-    colors: list[str]
-    distractors: list[str]
-    goods: list[str]
-    efforts: list[str]
-    undoing: dict[str, list[str]]
-    openings: list[Kind]
-    moves: list[Kind]
-    endings: list[Kind]
-    asks: list[Kind]
-    meets: list[Kind]
-
-    def __post_init__(self) -> None:
-        lists = ("sorts", "she", "he", "givers", "colors", "distractors", "goods", "efforts")
-        require_texts(**{name: getattr(self, name) for name in lists}, **self.undoing)
-        if {*self.undoing} != {"begins", "leaves", "asks", "works"}:
-            raise ValueError("[undoing] has begins, leaves, asks and works")
-        for name, texts in self.undoing.items():
-            for text in texts:
-                require_blanks(text, BLANKS, "a" if name == "leaves" else "")
-        if len({*self.she, *self.he}) < FEWEST or len({*self.colors}) < 2:
-            raise ValueError(f"she, he, colors: at least {FEWEST} names and 2 colors")
-        for row in self.goods + self.efforts:
-            if len(row.split(", ")) != len(THEME):
-                raise ValueError(f"{row!r}: {len(THEME)} words, a comma between them")
-        for texts, known in ((self.givers, {"his"}), (self.distractors, {"M", "O", "b", "day", "age"})):
-            for text in texts:
-                require_blanks(text, known)
-        sorts = {*self.sorts, "prices", "amounts"} - {"meeting"}
-        for part in STEPS:
-            for kind in getattr(self, part):
-                if unknown := {*kind.sorts} - sorts:
-                    raise ValueError(f"[[{part}]] {kind.name}: {min(unknown)} is none of {', '.join(sorted(sorts))}")
-        for sort in sorted(sorts):
-            for part in PARTS.get(sort, CHAIN):
-                signs = {kind.step[2:3] for kind in self.kinds(part, sort)}
-                opens = signs == {""} if sort == "people" else signs > {""}
-                if not {"openings": opens, "meets": len(signs) == 2}.get(part, signs):
-                    raise ValueError(f"[[{part}]]: too few kinds of sort {sort}")
-
-    def kinds(self, part: str, sort: str) -> list[Kind]:
-        """The kinds of a part that come in a sort of problem."""
-        return [kind for kind in getattr(self, part) if sort in kind.sorts]
-
-
-def require_texts(**lists: object) -> None:
-    """Raises ValueError where one is no list of texts."""
-    for name, texts in lists.items():
-        if not (isinstance(texts, list) and texts and all(text and isinstance(text, str) for text in texts)):
-            raise ValueError(f'{name}: write ["a text", "another"]')
-
-
-def require_blanks(text: str, known: set[str], needed: Collection[str] = ()) -> None:
-    """Raises ValueError where what a text has in braces is unknown, or what it must have is not there."""
-    found = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-    for name in sorted((found - known) | ({*needed} - found)):
-        raise ValueError(f"{text!r}: {'unknown' if name in found else 'no'} {{{name}}}")
-
-
-def read_content(path: Path = PATH) -> Content:
-    """What problems tell of.
-
-    Raises: UserError that names the entry which is wrong.
-    """
-    place = ""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        for part in STEPS:
-            for number, entry in enumerate(table.get(part, []), start=1):
-                place = f", [[{part}]] number {number}, {entry.get('name') if isinstance(entry, dict) else entry}"
-                table[part][number - 1] = Kind(part, **entry)
-        place = ""
-        return Content(**table)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): git checkout {path} brings it back") from None
-    except (TypeError, ValueError) as error:  # of unknown and missing settings; of tomllib, and what is checked above
-        what = re.sub(r"^\w+\.__init__\(\) ", "", str(error))
-        raise UserError(f"{path}{place}: {what}: mend it, or git checkout {path}") from None
-
-
 class Unfit(Exception):
     """Numbers or people do not allow what was drawn."""
 
@@ -201,13 +73,13 @@ class Draft:
     theme: dict[str, str]
     name: str
     others: list[str]  # people not yet mentioned; taken from the end
+    colors: list[str]  # the first two come next
     kinds: list[str]  # the sort of problem, then kinds of what is told, in order
     steps: list[tuple[str, str, str, str]] = field(default_factory=list)  # result, operation, left, right quantity
     sentences: list[str] = field(default_factory=list)  # of the question
     lines: list[str] = field(default_factory=list)  # of the answer
     values: dict[str, int] = field(default_factory=dict)  # of quantities: g0, g1 ... given, s0, s1 ... worked out
     crowded: bool = True  # whether `he` or `she` would be unclear in the next sentence
-    colored: int = 0  # colors used up
     compared: tuple[str, str] | None = None  # a person whose amount an opening told, and that quantity
 
     def give(self, value: int) -> str:
@@ -246,16 +118,16 @@ class Draft:
         """What the blanks of a text stand for; uses up two colors, in place."""
         content = self.content
         he, his = ("she", "her") if self.name in content.she else ("he", "his")
-        red, blue = ((content.colors * 2)[self.colored % len(content.colors) :])[:2]
-        self.colored += 2
+        red, blue, *rest = self.colors
+        self.colors = [*rest, red, blue]
         giver = (self.rng.choice(content.givers) if draws else content.givers[0]).format(his=his)
         own = {"N": self.name, "M": other, "G": giver, "he": he, "He": he.capitalize(), "red": red, "blue": blue}
         return {**self.theme, **own}
 
     def say(self, texts: Sequence[str], words: dict[str, str | int]) -> None:
         """Adds one of the texts to the question; N is often he or she where nobody else was just mentioned."""
-        text = self.rng.choice(texts)
-        if not self.crowded and text.startswith("{N} ") and self.rng.random() < self.mix.pronoun:
+        mix, text = self.mix, self.rng.choice(texts)
+        if not self.crowded and text.startswith("{N} ") and self.rng.random() < mix.pronoun:
             text = "{He}" + text[3:]
         elif self.crowded and text.startswith("{He}"):
             text = "{N}" + text[4:]
@@ -407,7 +279,7 @@ def draft_problem(rng: random.Random, mix: MixConfig, content: Content) -> Draft
         names = [*content.she, *content.he]
         name, *others = rng.sample(names, len(names))
         theme = rng.choice(content.efforts if sort == "effort" else content.goods).split(", ")
-        draft = Draft(rng, mix, content, dict(zip(THEME, theme, strict=True)), name, others, [sort])
+        draft = Draft(rng, mix, content, dict(zip(THEME, theme, strict=True)), name, others, content.colors, [sort])
         try:
             {"people": people, "meeting": meeting, "undoing": undoing}.get(sort, chain)(draft, steps)
         except Unfit:
