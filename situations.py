@@ -22,6 +22,7 @@ import tyro
 
 import runtime
 from problems import Problem
+from runtime import Checked, Count, Seed
 from wording import CHAIN, MEETING, THEME, Content, Kind, read_content
 
 Split = Literal["train", "test"]
@@ -31,17 +32,13 @@ INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """How many problems to print."""
 
     # Of problems.
-    number: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="NUMBER")] = 5
-    seed: int = 1
+    number: Annotated[Count, tyro.conf.Positional, tyro.conf.arg(metavar="NUMBER")] = 5
+    seed: Seed = 1
     split: Split = "train"
-
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"NUMBER {self.number}: at least 1")
 
 
 @dataclass(frozen=True, slots=True)
