@@ -57,7 +57,7 @@ import train
 import training
 from finetune import Conversation
 from model import GPT, ModelConfig
-from runtime import Device, Log, Precision, UserError
+from runtime import Count, Device, Log, Precision, Seed, UserError
 from sample import Completion, fitting_instructions
 from training import Guard, Learner, Session
 
@@ -74,11 +74,11 @@ class Config:
 
     parts: Annotated[tuple[Part, ...], tyro.conf.Positional] = get_args(Part)
     stories: int = 128  # of a PPO rollout; a multiple of 8, its groups
-    limit: int = 200  # tokens of a story
+    limit: Count = 200  # tokens of a story
     answers: int = 256  # of a REINFORCE step, 16 to a problem
-    evaluated: int = 48  # instructions that evaluation measures a model on, and half as many problems
-    steps: int = 4  # of pre-training or fine-tuning in a repeat
-    repeats: int = 3  # after the warm-up
+    evaluated: Count = 48  # instructions that evaluation measures a model on, and half as many problems
+    steps: Count = 4  # of pre-training or fine-tuning in a repeat
+    repeats: Count = 3  # after the warm-up
     plain: bool = False  # PPO the plain way, too: float32, no cache, multinomial draws, logits of all positions
     scale: bool = False  # untrained models of many sizes in place of the parts
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --stories, in --scale
@@ -87,16 +87,14 @@ class Config:
         *((3, 2, 128), (5, 3, 192), (6, 4, 256)),
         *((6, 6, 384), (8, 8, 512)),
     )  # layers, heads and channels in --scale: 1 to 27 million parameters
-    rows: int = 1024  # of the matrix products that scoring and training are compared with
-    seed: int = 1
+    rows: Count = 1024  # of the matrix products that scoring and training are compared with
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
 
     def __post_init__(self) -> None:
-        for name in ("limit", "evaluated", "steps", "repeats", "rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: at least 1")
+        runtime.check(self)
         for name, group in (("stories", ppo.Config().group), ("answers", reinforce.Config().answers)):
             if getattr(self, name) < group or getattr(self, name) % group:
                 raise ValueError(f"--{name} {getattr(self, name)}: a multiple of {group}, the size of a group")

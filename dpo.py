@@ -31,7 +31,7 @@ import tokenizer
 import training
 from model import GPT, padded, token_log_probs
 from preferences import Pair
-from runtime import Device, Log, Precision, UserError
+from runtime import Checked, Count, Device, Log, Positive, Precision, Seed, UserError
 from tokenizer import Tokenizer
 from training import Guard, Learner, Session
 
@@ -39,34 +39,23 @@ STATE = checkpoint.FOLDER / "dpo-state.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of a DPO run."""
 
     # Over the pairs; more than one learns them by heart.
-    passes: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 1
+    passes: Annotated[Count, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 1
     resume: bool = False  # go on with a run that was stopped
-    beta: float = 0.1  # the lower, the further from the reference a preference may pull; usual: 0.05 to 0.5
-    minibatch: int = 16  # pairs a step
-    lr: float = 1e-5  # usual: 5e-7 to 5e-5, the higher for the smaller models
-    max_norm: float = 1.0  # of the gradient, clipped there
-    print_every: int = 10  # steps
-    save_every: int = 50  # steps between states that --resume can go on from
-    seed: int = 1
+    beta: Positive = 0.1  # the lower, the further from the reference a preference may pull; usual: 0.05 to 0.5
+    minibatch: Count = 16  # pairs a step
+    lr: Positive = 1e-5  # usual: 5e-7 to 5e-5, the higher for the smaller models
+    max_norm: Positive = 1.0  # of the gradient, clipped there
+    print_every: Count = 10  # steps
+    save_every: Count = 50  # steps between states that --resume can go on from
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
     pairs: Path = preferences.PAIRS
-
-    def __post_init__(self) -> None:
-        for flag, value in (
-            ("PASSES", self.passes),
-            ("--minibatch", self.minibatch),
-            ("--print-every", self.print_every),
-            ("--save-every", self.save_every),
-        ):
-            if value < 1:
-                raise ValueError(f"{flag} {value}: at least 1")
-        runtime.require_positive(self, "beta", "lr", "max_norm")
 
 
 def answer_log_probs(model: GPT, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> Tensor:

@@ -43,50 +43,34 @@ from model import GPT, ModelConfig, token_log_probs
 from pictures import Estimate
 from problems import Problem, pass_at_k
 from report import Result, percent
-from runtime import Device, Precision, UserError
+from runtime import Checked, Count, Device, Precision, Seed, UserError
 from sample import Completion, fits, generate, likeliest_next, packed, right_answers
 from tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """What to compare, and on how much."""
 
     checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional] = ()  # names or files; without any, all it finds
     compare: tuple[str, ...] = ()  # names or files of models whose stories are printed side by side, and no more
     baseline: Path = checkpoint.FINETUNED  # the model that the others are compared with
-    instructions: int = 200  # held-out instructions, a story each
-    problems: int = 100  # held-out word problems; 0 leaves them out
+    instructions: Count = 200  # held-out instructions, a story each
+    problems: Annotated[int, runtime.at_least(0)] = 100  # held-out word problems; 0 leaves them out
     problems_file: Path | None = None  # GSM8K file to take them from; generated ones otherwise
-    answers: int = 8  # answers to a problem, for pass@k
-    limit: int = 200  # tokens of a story or an answer
-    batch: int = 100  # rows decoded together
-    loss_batch: int = 16  # rows scored together
-    resamples: int = 10_000  # of a bootstrap
-    shown: int = 3  # held-out instructions whose stories are printed or stand in the report
-    narrowest: int = 30  # characters of a column of stories; narrower ones stand below each other
+    answers: Count = 8  # answers to a problem, for pass@k
+    limit: Count = 200  # tokens of a story or an answer
+    batch: Count = 100  # rows decoded together
+    loss_batch: Count = 16  # rows scored together
+    resamples: Count = 10_000  # of a bootstrap
+    shown: Count = 3  # held-out instructions whose stories are printed or stand in the report
+    narrowest: Count = 30  # characters of a column of stories; narrower ones stand below each other
     opening: str = sample.OPENING  # whose next words are shown
-    next_words: int = sample.NEXT_WORDS  # of them
+    next_words: Count = sample.NEXT_WORDS  # of them
     folder: Path = Path("runs/evaluate")  # for the report and its pictures
-    seed: int = 1
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("instructions", 1),
-            ("problems", 0),
-            ("answers", 1),
-            ("limit", 1),
-            ("batch", 1),
-            ("loss_batch", 1),
-            ("resamples", 1),
-            ("shown", 1),
-            ("narrowest", 1),
-            ("next_words", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
 
 
 @dataclass(frozen=True, slots=True)

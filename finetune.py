@@ -35,7 +35,7 @@ import tokenizer
 import training
 from model import GPT, mean_loss, padded, token_log_probs
 from problems import Problem
-from runtime import Device, Log, Precision, UserError
+from runtime import Checked, Count, Device, Log, Passes, Positive, Precision, Seed, Share, UserError
 from stories import Story
 from tokenizer import Tokenizer
 from training import Guard, Learner, Session
@@ -44,44 +44,28 @@ STATE = checkpoint.FOLDER / "finetuned-state.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of a fine-tuning run."""
 
     # Over stories and problems.
-    passes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 2.5
+    passes: Annotated[Passes, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 2.5
     resume: bool = False  # go on with a run that was stopped
-    problems: int = 10_000  # generated word problems among the conversations
-    batch: int = 16  # conversations a step
-    lr: float = 1e-3  # at its peak, half of pre-training's
-    warmup: int = 50  # steps of rising learning rate
-    weight_decay: float = 0.1  # on matrices only
-    beta2: float = 0.95  # of Adam
-    max_norm: float = 1.0  # of the gradient, clipped there
-    dropout: float = 0.0  # the held-out loss falls to the end of 2.5 passes: nothing is learned by heart yet
-    heldout: int = 200  # conversations kept for the held-out loss
-    evaluate_every: int = 100  # steps
-    sort_batches: int = 16  # batches sorted by length together, so that rows of a batch need little padding
-    seed: int = 1
+    problems: Annotated[int, runtime.NOT_NEGATIVE] = 10_000  # generated word problems among the conversations
+    batch: Count = 16  # conversations a step
+    lr: Positive = 1e-3  # at its peak, half of pre-training's
+    warmup: Count = 50  # steps of rising learning rate
+    weight_decay: Annotated[float, runtime.NOT_NEGATIVE] = 0.1  # on matrices only
+    beta2: Share = 0.95  # of Adam
+    max_norm: Positive = 1.0  # of the gradient, clipped there
+    dropout: Share = 0.0  # the held-out loss falls to the end of 2.5 passes: nothing is learned by heart yet
+    heldout: Count = 200  # conversations kept for the held-out loss
+    evaluate_every: Count = 100  # steps
+    sort_batches: Count = 16  # batches sorted by length together, so that rows of a batch need little padding
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     base: Path = checkpoint.BASE
     stories: Path = stories.TRAIN_STORIES
-
-    def __post_init__(self) -> None:
-        if not 0 < self.passes < 1000:
-            raise ValueError(f"PASSES {self.passes}: more than 0")
-        if self.problems < 0:
-            raise ValueError(f"--problems {self.problems}: 0 or more")
-        for name in ("batch", "warmup", "heldout", "evaluate_every", "sort_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
-        runtime.require_positive(self, "lr", "max_norm")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"--weight-decay {self.weight_decay}: 0 or more")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout {self.dropout}: 0 or more, below 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ import tokenizer
 import training
 from board import Evaluation, LimitsConfig
 from model import GPT, token_log_probs
-from runtime import Device, Log, Precision, UserError
+from runtime import Count, Device, Log, Positive, Precision, Seed, UserError
 from sample import OPENING, Completion, Instruction, fits, fitting_instructions, generate, likeliest_next, packed
 from tokenizer import Tokenizer
 from training import Guard, Session
@@ -51,53 +51,43 @@ class Config:
     """Settings of a PPO run."""
 
     # Budget of the rollouts; the one that is under way at its end is finished, and evaluations come on top.
-    minutes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="MINUTES")] = 10.0
+    minutes: Annotated[float, runtime.NOT_NEGATIVE, tyro.conf.Positional, tyro.conf.arg(metavar="MINUTES")] = 10.0
     # Weight of the KL in the loss; usual: 0.01 to 0.5.
-    kl_weight: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="KL")] = 0.05
+    kl_weight: Annotated[float, runtime.NOT_NEGATIVE, tyro.conf.Positional, tyro.conf.arg(metavar="KL")] = 0.05
     resume: bool = False  # go on with the run of this name that was stopped, or has spent its budget
     name: str = ""  # of the run and the folder of its models; without one: ppo-KL
-    rollouts: int = 0  # most rollouts, whatever the minutes; 0: as many as they hold
-    groups: int = 16  # groups of instructions a rollout, each of one prompt length
-    group: int = 8  # different instructions a group: 16 x 8 = 128 stories a rollout
-    limit: int = 200  # tokens of a story
-    unended_cost: float = 0.3  # taken from the reward of a story cut at the limit: a longer one has more room for words
-    epochs: int = 2  # passes over a rollout; usual: 1 to 4
-    minibatch: int = 16  # stories a step
-    clip: float = 0.2  # how far a token's probability may move in a rollout before pushing it on gains nothing
+    rollouts: Annotated[int, runtime.NOT_NEGATIVE] = 0  # most rollouts, whatever the minutes; 0: as many as they hold
+    groups: Count = 16  # groups of instructions a rollout, each of one prompt length
+    group: Count = 8  # different instructions a group: 16 x 8 = 128 stories a rollout
+    limit: Count = 200  # tokens of a story
+    # Taken from the reward of a story cut at the limit: a longer one has more room for words.
+    unended_cost: Annotated[float, runtime.NOT_NEGATIVE] = 0.3
+    epochs: Count = 2  # passes over a rollout; usual: 1 to 4
+    minibatch: Count = 16  # stories a step
+    clip: Positive = 0.2  # how far a token's probability may move in a rollout before pushing it on gains nothing
     gamma: float = 1.0  # discount: the reward comes once, so a word early in a story is worth the same
     lam: float = 1.0  # of GAE; at 0.95 the start of a 200-token story would get e^-10 of the credit
     value_weight: float = 0.5  # of the critic's squared error in the loss
-    lr: float = 3e-5  # usual: 1e-6 to 3e-5, the higher for the smaller models
-    critic_lr: float = 3e-4  # at 3e-3 it is noise; at the policy's rate a layer that starts at zero learns too late
-    max_norm: float = 1.0  # of the gradient, clipped there
-    evaluate_every: int = 10  # rollouts
-    evaluate_on: int = 50  # held-out instructions
+    lr: Positive = 3e-5  # usual: 1e-6 to 3e-5, the higher for the smaller models
+    critic_lr: Positive = 3e-4  # at 3e-3 it is noise; at the policy's rate a layer that starts at zero learns too late
+    max_norm: Positive = 1.0  # of the gradient, clipped there
+    evaluate_every: Count = 10  # rollouts
+    evaluate_on: Count = 50  # held-out instructions
     samples: int = 6  # stories of a rollout shown in TensorBoard
     demo: tuple[str, ...] = ("rain", "cake", "jump")  # words of the story printed at each evaluation
-    demo_limit: int = 120  # tokens of that story
-    seed: int = 1
+    demo_limit: Count = 120  # tokens of that story
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
     limits: LimitsConfig = field(default_factory=LimitsConfig)  # where it warns
 
     def __post_init__(self) -> None:
-        if not (0 <= self.minutes < math.inf):
-            raise ValueError(f"MINUTES {self.minutes}: 0 or more")
-        if not (0 <= self.kl_weight < math.inf):
-            raise ValueError(f"KL {self.kl_weight}: 0 or more")
+        runtime.check(self)
         if self.name != Path(self.name).name or self.name == "..":
             raise ValueError(f"--name {self.name}: the name of a folder, such as ppo-seed-2")
-        if not 0 <= self.unended_cost < math.inf:
-            raise ValueError(f"--unended-cost {self.unended_cost}: 0 or more")
-        if self.rollouts < 0:
-            raise ValueError(f"--rollouts {self.rollouts}: 0 or more")
-        runtime.require_positive(self, "lr", "critic_lr", "max_norm", "clip")
         if not self.demo:
             raise ValueError("--demo: at least one word")
-        for name in ("groups", "group", "limit", "epochs", "minibatch", "evaluate_every", "evaluate_on", "demo_limit"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1")
 
 
 @dataclass(frozen=True, slots=True)

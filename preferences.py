@@ -26,7 +26,7 @@ import runtime
 import stories
 import tokenizer
 from model import GPT
-from runtime import Device, Precision, UserError
+from runtime import Checked, Count, Device, Precision, Seed, UserError
 from sample import Completion, Instruction, fitting_instructions, generate
 from tokenizer import Tokenizer
 
@@ -34,28 +34,18 @@ PAIRS = Path("data/pairs.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of the pairs."""
 
     # To write.
-    pairs: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")] = 2_000
-    group: int = 4  # stories an instruction, of which the best and the worst are kept
-    batch: int = 32  # instructions written together: 128 stories
-    limit: int = 200  # tokens of a story
-    seed: int = 1
+    pairs: Annotated[Count, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")] = 2_000
+    group: Annotated[int, runtime.at_least(2)] = 4  # stories an instruction, of which the best and the worst are kept
+    batch: Count = 32  # instructions written together: 128 stories
+    limit: Count = 200  # tokens of a story
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
-
-    def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("PAIRS", self.pairs, 1),
-            ("--group", self.group, 2),
-            ("--batch", self.batch, 1),
-            ("--limit", self.limit, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{flag} {value}: at least {least}")
 
 
 @dataclass(frozen=True, slots=True)

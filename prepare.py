@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import numpy
 import rustbpe
@@ -33,38 +33,30 @@ import runtime
 import situations
 import stories
 import tokenizer
-from runtime import UserError
+from runtime import Checked, Count, Seed, UserError
 from stories import DrawConfig, Story
 from tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of a preparation."""
 
     stories: Path | None = None  # local file of stories to use in place of the download
-    megabytes: int = 60  # of TinyStories to download; 60 are about 75,000 stories
+    megabytes: Count = 60  # of TinyStories to download; 60 are about 75,000 stories
     new_tokenizer: bool = False  # train a tokenizer, which no trained model can read
-    vocabulary: int = 4_096  # tokens, the special ones among them: small, as the head is a sixth of the model's work
-    problems: int = 20_000  # generated word problems the tokenizer sees beside the stories
-    seed: int = 1
+    # Tokens, the special ones among them: small, as the head is a sixth of the model's work.
+    vocabulary: Annotated[
+        int, runtime.bound("between 300 and 65536, as token files hold 16 bits a token", lambda n: 300 <= n <= 65_536)
+    ] = 4_096
+    # Generated word problems the tokenizer sees beside the stories.
+    problems: Annotated[int, runtime.NOT_NEGATIVE] = 20_000
+    seed: Seed = 1
     url: str = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt"
     gsm8k: bool = False  # bring only GSM8K's files (Cobbe et al. 2021; MIT), to data/gsm8k/
     gsm8k_url: str = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data"
-    timeout_s: int = 30  # seconds without an answer before a download counts as broken off
+    timeout_s: Count = 30  # seconds without an answer before a download counts as broken off
     draw: DrawConfig = dataclasses.field(default_factory=DrawConfig)  # which words stand in an instruction
-
-    def __post_init__(self) -> None:
-        if self.megabytes < 1:
-            raise ValueError(f"--megabytes {self.megabytes}: at least 1")
-        if self.problems < 0:
-            raise ValueError(f"--problems {self.problems}: 0 or more")
-        if self.timeout_s < 1:
-            raise ValueError(f"--timeout-s {self.timeout_s}: at least 1")
-        if not 300 <= self.vocabulary <= 65_536:
-            raise ValueError(
-                f"--vocabulary {self.vocabulary}: between 300 and 65536, as token files hold 16 bits a token"
-            )
 
 
 DOWNLOAD = Path("data/tinystories-download.txt")

@@ -34,7 +34,7 @@ import tokenizer
 import training
 from model import GPT, token_log_probs
 from problems import Problem, pass_at_k
-from runtime import Device, Log, Precision, UserError
+from runtime import Checked, Count, Device, Log, Positive, Precision, Seed, Share, UserError
 from sample import Completion, packed, right_answers, solve
 from tokenizer import Tokenizer
 from training import Guard, Learner, Session
@@ -44,48 +44,36 @@ STATE = FOLDER / "state.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of a run on word problems."""
 
     # With 16 problems each, 467 are as many as GSM8K's training part holds.
-    steps: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="STEPS")] = 467
+    steps: Annotated[Count, tyro.conf.Positional, tyro.conf.arg(metavar="STEPS")] = 467
     resume: bool = False  # go on with a run that was stopped
-    problems: int = 16  # a step
-    answers: int = 16  # to each problem: its group
-    limit: int = 128  # tokens of an answer; the longest generated gold answers have about 110
-    part: int = 128  # answers written, or learned from, at once: memory, not the result, depends on it
-    lr: float = 3e-5  # at its peak; 2e-4 makes this model forget every right answer within ten steps
-    warmup: int = 10  # steps of rising learning rate: the first gradients are the noisiest
-    beta2: float = 0.95  # of Adam; 0.999 would scale a step by gradients of a thousand steps ago
-    max_norm: float = 1.0  # of the gradient, clipped there
+    problems: Count = 16  # a step
+    answers: Annotated[int, runtime.at_least(2)] = 16  # to each problem: its group
+    limit: Count = 128  # tokens of an answer; the longest generated gold answers have about 110
+    part: Count = 128  # answers written, or learned from, at once: memory, not the result, depends on it
+    lr: Positive = 3e-5  # at its peak; 2e-4 makes this model forget every right answer within ten steps
+    warmup: Count = 10  # steps of rising learning rate: the first gradients are the noisiest
+    beta2: Share = 0.95  # of Adam; 0.999 would scale a step by gradients of a thousand steps ago
+    max_norm: Positive = 1.0  # of the gradient, clipped there
     by_spread: bool = False  # divide advantages by their group's spread, as GRPO does
     shuffle: bool = False  # give each answer another one's reward: the check that it is the reward that teaches
     collapsed: float = 0.25  # stop where the mean reward falls below this share of its highest
-    window: int = 20  # steps of that mean
-    evaluate_every: int = 60  # steps
-    evaluate_on: int = 400  # held-out problems
-    evaluate_answers: int = 8  # to each of them, for pass@1 to pass@8
+    window: Count = 20  # steps of that mean
+    evaluate_every: Count = 60  # steps
+    evaluate_on: Count = 400  # held-out problems
+    evaluate_answers: Count = 8  # to each of them, for pass@1 to pass@8
     samples: int = 8  # answers shown in TensorBoard
-    problem_seed: int = 3  # of generated problems; fine-tuning knows seeds 1 and 2, evaluate.py tests on 1
-    seed: int = 1
+    # Of generated problems; fine-tuning knows seeds 1 and 2, evaluate.py tests on 1.
+    problem_seed: Annotated[int, runtime.at_least(0)] = 3
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     model: Path = checkpoint.FINETUNED
     train_file: Path | None = None  # problems to practise on, in GSM8K's format, in place of generated ones
     test_file: Path | None = None  # held-out problems in that format
-
-    def __post_init__(self) -> None:
-        least = {"answers": 2, "problem_seed": 0}
-        for name in (
-            *("steps", "problems", "answers", "limit", "part", "warmup", "window", "evaluate_every", "evaluate_on"),
-            *("evaluate_answers", "problem_seed"),
-        ):
-            if getattr(self, name) < least.get(name, 1):
-                flag = "STEPS" if name == "steps" else f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} {getattr(self, name)}: at least {least.get(name, 1)}")
-        runtime.require_positive(self, "lr", "max_norm")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What every script needs to run: command line, device, precision, seeds, run folders and logging.
 
-A script's `Config` is its command line (tyro): a field is a flag, the comment on its line the help. What a user can
-cause is a `UserError`: one line, exit status 1; a wrong flag exits with 2; Ctrl-C with 130.
+A script's `Config` is its command line (tyro): a field is a flag, the comment on its line the help, and its annotation
+bounds it. What a user can cause is a `UserError`: one line, exit status 1; a wrong flag exits with 2; Ctrl-C with 130.
 """
 
 import contextlib
@@ -18,9 +18,11 @@ import shlex
 import subprocess
 import sys
 import time
+import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, Self, TypeVar
 
 import numpy
 import torch
@@ -43,15 +45,59 @@ class UserError(Exception):
     """Something a user can mend; its text is one line that names the flag or file, the value, and what to run next."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a setting's value must be; called, it is the hint behind the setting's help."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+    def __call__(self, default: str) -> str:
+        return f"(default: {default}; {self.text})"
+
+
+def bound(text: str, holds: Callable[[Any], bool]) -> object:
+    """The mark of a setting's annotation that bounds it: on the command line, in its help, and in Python."""
+    return tyro.conf.arg(help_behavior_hint=Bound(text, holds))
+
+
+def at_least(least: int) -> object:
+    """The mark of a setting that is not below `least`."""
+    return bound(f"at least {least}", lambda value: value >= least)
+
+
+NOT_NEGATIVE = bound("0 or more", lambda value: 0 <= value < float("inf"))
+Count = Annotated[int, at_least(1)]
+Positive = Annotated[float, bound("more than 0", lambda value: 0 < value < float("inf"))]
+Passes = Annotated[float, bound("more than 0", lambda value: 0 < value < 1000)]
+Share = Annotated[float, bound("0 or more, below 1", lambda value: 0 <= value < 1)]
+Seed = Annotated[int, bound(f"between 0 and {2**32 - 1}, as numpy takes no other", lambda value: 0 <= value < 2**32)]
+
+
+def check(settings: object, prefix: str = "--") -> None:
+    """Raises ValueError, with flag, value and bound, where a setting is not as its annotation's mark says."""
+    for name, annotation in typing.get_type_hints(type(settings), include_extras=True).items():
+        value, marks = getattr(settings, name), getattr(annotation, "__metadata__", ())
+        metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
+        for bounds in (getattr(mark, "help_behavior_hint", None) for mark in marks):
+            if isinstance(bounds, Bound) and value is not None and not bounds.holds(value):
+                raise ValueError(f"{metavar or prefix + name.replace('_', '-')} {value}: {bounds.text}")
+
+
+class Checked:
+    """Settings that are checked when they are made, wherever that is."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def parse(config: type[ConfigT], description: str | None, args: list[str] | None = None) -> ConfigT:
     """The config that the command line (or `args`) gives; what it refuses is one line and exit status 2."""
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            parsed = tyro.cli(config, description=description, args=args)
-        seed = getattr(parsed, "seed", 0)
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"--seed {seed}: between 0 and {2**32 - 1}, as numpy takes no other")
-        return parsed
+            return tyro.cli(config, description=description, args=args)
     except SystemExit as stop:
         if stop.code:
             distributed.say(f"error: {in_one_line(said.getvalue())}")
@@ -132,14 +178,6 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def require_positive(config: object, *names: str) -> None:
-    """Raises ValueError where a setting is not a finite number above 0."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"--{name.replace('_', '-')} {value}: more than 0")
 
 
 def device_for(name: Device) -> torch.device:

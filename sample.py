@@ -29,7 +29,7 @@ import stories
 import tokenizer
 from model import GPT, Cache, padded
 from problems import Problem
-from runtime import Device, Precision, UserError
+from runtime import Count, Device, Precision, Seed, UserError
 from tokenizer import Tokenizer
 
 OPENING = "Once upon a time, there was a little"  # of a plain story, whose next words show what changed
@@ -43,27 +43,22 @@ class Config:
     # Words the story is asked to use.
     words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ("rain", "cake", "jump")
     model: Path = checkpoint.FINETUNED
-    problem: int | None = None  # number of a word problem to solve in place of a story
+    # Number of a word problem to solve in place of a story.
+    problem: Annotated[int | None, runtime.bound("the first is 1", lambda number: number >= 1)] = None
     problems: Path | None = None  # GSM8K file to take the problem from; generated held-out ones otherwise
-    answers: int = 8  # sampled answers to a problem
-    limit: int = 200  # tokens of a story or an answer
-    temperature: float = 1.0  # 0 always takes the likeliest token
-    top_k: int = 0  # sample from the k likeliest tokens only; 0 is off
-    seed: int = 1
+    answers: Count = 8  # sampled answers to a problem
+    limit: Count = 200  # tokens of a story or an answer
+    temperature: Annotated[float, runtime.NOT_NEGATIVE] = 1.0  # 0 always takes the likeliest token
+    top_k: Annotated[int, runtime.at_least(0)] = 0  # sample from the k likeliest tokens only; 0 is off
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
 
     def __post_init__(self) -> None:
+        runtime.check(self)
         for word in self.words:
             if not stories.WORD.fullmatch(word):
                 raise ValueError(f"word {word!r}: one word of letters, such as kite or can't")
-        for flag, value, least in (("limit", self.limit, 1), ("answers", self.answers, 1), ("top-k", self.top_k, 0)):
-            if value < least:
-                raise ValueError(f"--{flag} {value}: at least {least}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"--temperature {self.temperature}: 0 or more")
-        if self.problem is not None and self.problem < 1:
-            raise ValueError(f"--problem {self.problem}: the first is 1")
 
 
 Stop = Literal["end", "limit", "context"]

@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from runtime import UserError
+from runtime import Count, UserError, bound, check
 
 END_OF_TEXT = "<|endoftext|>"
 TRAIN_INSTRUCTIONS = Path("data/instructions-train.jsonl")
@@ -49,23 +50,17 @@ class Story:
 class DrawConfig:
     """Which words may stand in an instruction."""
 
-    words: int = 3  # words an instruction names
+    words: Count = 3  # words an instruction names
     marking: int = 6  # the words of a story they are drawn from: its highest count x log inverse document frequency
-    least_stories: int = 20  # stories a word must be in: below, the model cannot have learned it
-    most_share: float = 0.1  # share of stories a word may be in: above, a story uses it unasked
-    heldout_one_in: int = 200  # stories of which one is held out whole
+    least_stories: Count = 20  # stories a word must be in: below, the model cannot have learned it
+    # Share of stories a word may be in: above, a story uses it unasked.
+    most_share: Annotated[float, bound("more than 0, at most 1", lambda share: 0 < share <= 1)] = 0.1
+    heldout_one_in: Count = 200  # stories of which one is held out whole
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("words", self.words, 1),
-            ("marking", self.marking, self.words),
-            ("least-stories", self.least_stories, 1),
-            ("heldout-one-in", self.heldout_one_in, 1),
-        ):
-            if value < least:
-                raise ValueError(f"--draw.{flag} {value}: at least {least}")
-        if not 0 < self.most_share <= 1:
-            raise ValueError(f"--draw.most-share {self.most_share}: more than 0, at most 1")
+        check(self, "--draw.")
+        if self.marking < self.words:
+            raise ValueError(f"--draw.marking {self.marking}: at least {self.words}")
 
 
 def composed(text: str) -> str:

@@ -31,7 +31,7 @@ import checkpoint
 import runtime
 import training
 from model import GPT, ModelConfig, mean_loss, token_log_probs
-from runtime import Device, Log, Precision, UserError
+from runtime import Checked, Count, Device, Log, Passes, Positive, Precision, Seed, Share, UserError
 from training import Guard, Learner, Session
 
 STATE = checkpoint.FOLDER / "base-state.pt"
@@ -39,38 +39,25 @@ Ids = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint16]]
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of a pre-training run."""
 
     # Over the stories; more fit them better until the held-out loss turns.
-    passes: Annotated[float, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 2.5
+    passes: Annotated[Passes, tyro.conf.Positional, tyro.conf.arg(metavar="PASSES")] = 2.5
     resume: bool = False  # go on with a run that was stopped, or with a finished one to more passes
-    batch: int = 8  # windows a step: small, as few tokens are seen in all
-    lr: float = 2e-3  # at its peak; usual for this size: 5e-4 to 3e-3
-    warmup: int = 100  # steps of rising learning rate
-    weight_decay: float = 0.1  # on matrices only, as in GPT-3
-    beta2: float = 0.95  # of Adam; 0.999 remembers longer than these runs last
-    max_norm: float = 1.0  # of the gradient, clipped there
-    evaluate_every: int = 200  # steps
-    seed: int = 1
+    batch: Count = 8  # windows a step: small, as few tokens are seen in all
+    lr: Positive = 2e-3  # at its peak; usual for this size: 5e-4 to 3e-3
+    warmup: Annotated[int, runtime.at_least(0)] = 100  # steps of rising learning rate
+    weight_decay: Annotated[float, runtime.NOT_NEGATIVE] = 0.1  # on matrices only, as in GPT-3
+    beta2: Share = 0.95  # of Adam; 0.999 remembers longer than these runs last
+    max_norm: Positive = 1.0  # of the gradient, clipped there
+    evaluate_every: Count = 200  # steps
+    seed: Seed = 1
     device: Device = "auto"
     precision: Precision = "auto"
     train: Path = Path("data/tokens-train.npy")
     heldout: Path = Path("data/tokens-heldout.npy")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.passes < 1000:
-            raise ValueError(f"PASSES {self.passes}: more than 0")
-        limits = (("batch", self.batch, 1), ("warmup", self.warmup, 0), ("evaluate-every", self.evaluate_every, 1))
-        for flag, value, least in limits:
-            if value < least:
-                raise ValueError(f"--{flag} {value}: at least {least}")
-        runtime.require_positive(self, "lr", "max_norm")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"--beta2 {self.beta2}: 0 or more, below 1")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"--weight-decay {self.weight_decay}: 0 or more")
 
 
 def read_tokens(path: Path, config: Config) -> Ids:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     -1: ("distributed",),
     0: ("model", "runtime"),
-    1: ("checkpoint", "stories", "problems", "pictures"),
+    1: ("checkpoint", "stories", "problems", "wording", "pictures"),
     2: ("tokenizer", "situations", "training", "board", "report"),
     3: ("sample",),
     4: ("prepare", "train", "finetune", "preferences", "export"),

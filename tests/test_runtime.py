@@ -2,30 +2,37 @@
 
 import html
 import json
+import math
 import platform
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import torch
+import tyro
 
 import runtime
-from runtime import Device, Log, UserError
+from runtime import Checked, Count, Device, Log, Passes, Positive, Seed, Share, UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Settings of nothing."""
 
-    steps: int = 3  # how many
-    share: float = 0.5
+    steps: Count = 3  # how many
+    share: Share = 0.5
     device: Device = "auto"
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"--steps {self.steps}: at least 1")
+    lr_peak: Positive = 1.0
+    passes: Passes = 1.0
+    decay: Annotated[float, runtime.NOT_NEGATIVE] = 0.0
+    group: Annotated[int | None, runtime.at_least(2)] = None
+    seed: Seed = 1
+    # Where to end.
+    end: Annotated[Count, tyro.conf.arg(metavar="END")] = 9
 
 
 def test_flags_become_a_config() -> None:
@@ -53,6 +60,44 @@ def test_a_wrong_flag_exits_with_2(args: list[str], said: str, capsys: pytest.Ca
     assert said in output.err
     assert not output.out
     assert "Traceback" not in output.err
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused", "said"),
+    [
+        ("steps", (1, 10**9), (0, -1), "--steps {}: at least 1"),
+        ("share", (0.0, 0.999), (-0.1, 1.0, math.nan), "--share {}: 0 or more, below 1"),
+        ("lr_peak", (1e-9, 1e9), (0.0, -1.0, math.inf, math.nan), "--lr-peak {}: more than 0"),
+        ("passes", (0.1, 999.0), (0.0, 1e3, math.nan), "--passes {}: more than 0"),
+        ("decay", (0.0, 1e9), (-0.1, math.inf, math.nan), "--decay {}: 0 or more"),
+        ("group", (None, 2), (1,), "--group {}: at least 2"),
+        ("seed", (0, 2**32 - 1), (-1, 2**32), "--seed {}: between 0 and 4294967295, as numpy takes no other"),
+        ("end", (1,), (0,), "END {}: at least 1"),
+    ],
+)
+def test_a_bound_holds_in_python_and_on_the_command_line(
+    name: str, taken: tuple[float, ...], refused: tuple[float, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    for value in taken:
+        assert getattr(Config(**{name: value}), name) == value  # type: ignore[arg-type]
+        assert getattr(runtime.parse(Config, None, [flag, str(value)]), name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{re.escape(said.format(value))}$"):
+            Config(**{name: value})  # type: ignore[arg-type]
+        with pytest.raises(SystemExit) as stop:
+            runtime.parse(Config, None, [flag, str(value)])
+        assert stop.value.code == 2
+        assert said.format(value) in capsys.readouterr().err
+
+
+def test_help_shows_the_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        runtime.parse(Config, None, ["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--steps INT how many (default: 3; at least 1)" in shown
+    assert "--share FLOAT (default: 0.5; 0 or more, below 1)" in shown
+    assert "--end END Where to end. (default: 9; at least 1)" in shown
 
 
 def test_help_shows_the_comments(capsys: pytest.CaptureFixture[str]) -> None:
