@@ -10,7 +10,7 @@ ppo: .venv/ready
 test: .venv/ready-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
